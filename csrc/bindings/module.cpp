@@ -1,0 +1,7 @@
+#include "bindings/bindings.h"
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "Native core of kvplan.";
+  m.attr("__version__") = KVPLAN_VERSION;
+  kvplan::bindings::bind_errors(m);
+}

@@ -1,0 +1,1 @@
+"""KV cache planner and block pool for large language model servers."""
