@@ -1,0 +1,52 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+#include "kvplan/block_pool.h"
+
+namespace kvplan::detail {
+
+/// A hash under which a block is found. Keys that are equal form a ring in the order in which
+/// they were cached; the hash index holds the oldest.
+struct CachedKey {
+  uint32_t next_same = 0;
+  uint32_t prev_same = 0;
+  uint16_t group = 0;
+  uint8_t hash_size = 0;  // bytes; 0: no key
+  uint8_t flags = 0;      // of the block, in a BlockRecord (kept here for the sake of its size)
+  std::array<char, kMaxBlockHashBytes> hash{};  // zero-padded, so that all bytes can be compared
+
+  bool same_as(const CachedKey& other) const {
+    return std::memcmp(hash.data(), other.hash.data(), kMaxBlockHashBytes) == 0 &&
+           group == other.group && hash_size == other.hash_size;
+  }
+  std::string_view view() const { return {hash.data(), hash_size}; }
+};
+
+/// Everything about one block, in one cache line.
+///
+/// All-zero memory is a valid initial state: links are stored as distances from the neighbours
+/// `id + 1` and `id - 1`, so zeros are a list of all blocks in order and construction need not
+/// touch them. Record 0 (the null block is never free) is the list's sentinel.
+struct alignas(64) BlockRecord {
+  static constexpr uint8_t kDetached = 1;      // without a holder, yet not in the free list
+  static constexpr uint8_t kHasSecondary = 2;  // there are keys besides `key`
+
+  uint32_t next_distance;
+  uint32_t prev_distance;
+  int32_t ref_count;
+  int32_t num_tokens;      // of the prefix that `key` covers; kUnknownTokens if not told
+  int32_t retired_tokens;  // largest boundary that was replaced by a later one; 0: none
+  CachedKey key;
+
+  static constexpr int32_t kUnknownTokens = -1;
+
+  bool has_hash() const { return key.hash_size != 0; }
+  bool is_free() const { return ref_count == 0 && (key.flags & kDetached) == 0; }
+};
+static_assert(sizeof(BlockRecord) == 64);
+
+}  // namespace kvplan::detail

@@ -1,0 +1,91 @@
+#include <string>
+#include <vector>
+
+#include "block_pool/block_pool_state.h"
+#include "kvplan/block_pool.h"
+
+namespace kvplan {
+namespace {
+
+void require(bool condition, const char* what, uint32_t id) {
+  if (condition) return;
+  throw BlockPoolError(std::string("block pool invariant broken: ") + what + " (block or node " +
+                       std::to_string(id) + ")");
+}
+
+/// Blocks in the free list, in order; stops as soon as links contradict each other.
+size_t check_free_list(const detail::BlockPoolState& s) {
+  size_t length = 0;
+  uint32_t previous = 0;
+  for (uint32_t id = s.free_list.first(); id != 0; id = s.free_list.next(id)) {
+    require(id < s.num_blocks, "a link leaves the pool", id);
+    require(s.free_list.prev(id) == previous, "links of neighbours disagree", id);
+    require(s.records[id].is_free(), "a block in the free list is in use", id);
+    require(++length < s.num_blocks, "the free list does not end", id);
+    previous = id;
+  }
+  require(s.free_list.prev(0) == previous, "the free list's end is elsewhere", previous);
+  return length;
+}
+
+/// Length of the ring of equal keys whose oldest is `node`.
+size_t check_ring(const detail::BlockPoolState& s, uint32_t node, size_t max_length) {
+  const detail::CachedKey& key = s.key_at(node);
+  size_t length = 0;
+  uint32_t at = node;
+  do {
+    const detail::CachedKey& other = s.key_at(at);
+    require(other.hash_size != 0 && other.same_as(key), "a ring of equal keys has another key", at);
+    require(s.key_at(other.next_same).prev_same == at, "links of equal keys disagree", at);
+    require(++length <= max_length, "a ring of equal keys does not close", at);
+    at = other.next_same;
+  } while (at != node);
+  return length;
+}
+
+}  // namespace
+
+void BlockPool::check_invariants() const {
+  const detail::BlockPoolState& s = *state_;
+  const size_t list_length = check_free_list(s);
+  require(list_length == s.num_free, "the free count is not the free list's length", 0);
+
+  size_t num_free = 0;
+  size_t num_keys = 0;
+  for (uint32_t id = 0; id < s.num_blocks; ++id) {
+    const detail::BlockRecord& record = s.records[id];
+    require(record.ref_count >= 0, "a reference count is negative", id);
+    if (id == 0) {
+      require(record.ref_count == 0 && !record.has_hash(), "the null block was used", id);
+      continue;
+    }
+    num_free += record.is_free();
+    const bool has_secondary = (record.key.flags & detail::BlockRecord::kHasSecondary) != 0;
+    const auto secondary = s.secondary_keys_of.find(id);
+    require(has_secondary == (secondary != s.secondary_keys_of.end()),
+            "secondary keys and their flag disagree", id);
+    require(record.has_hash() || !has_secondary, "secondary keys without a primary one", id);
+    num_keys += record.has_hash();
+    if (has_secondary) {
+      num_keys += secondary->second.size();
+      for (const uint32_t node : secondary->second) {
+        require(s.block_at(node) == id, "a secondary key belongs to another block", id);
+      }
+    }
+  }
+  require(num_free == list_length, "a block without a holder is not in the free list", 0);
+
+  size_t num_reachable = 0;
+  s.index.for_each([&](uint32_t node) {
+    require(node < s.num_blocks + s.secondary_keys.size(), "the index leaves the pool", node);
+    const detail::CachedKey& key = s.key_at(node);
+    const size_t slot = s.index.find(detail::hash_key(key),
+                                     [&](uint32_t other) { return s.key_at(other).same_as(key); });
+    require(slot != detail::HashIndex::kNotFound && s.index.node_at(slot) == node,
+            "a key in the index cannot be found", node);
+    num_reachable += check_ring(s, node, num_keys);
+  });
+  require(num_reachable == num_keys, "blocks have keys that the index does not lead to", 0);
+}
+
+}  // namespace kvplan

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+namespace kvplan::detail {
+
+/// Zeroed memory for `size` objects of a type for which zeros are a valid value, aligned for it.
+/// Large arrays come from the kernel untouched, so a page costs nothing before its first use.
+template <typename T>
+class ZeroedArray {
+ public:
+  ZeroedArray() = default;
+  explicit ZeroedArray(size_t size) : size_(size) {
+    if (size > (SIZE_MAX - alignof(T)) / sizeof(T)) throw std::bad_alloc();
+    memory_.reset(std::calloc(1, size * sizeof(T) + alignof(T)));
+    if (!memory_) throw std::bad_alloc();
+    void* start = memory_.get();
+    size_t space = size * sizeof(T) + alignof(T);
+    data_ = static_cast<T*>(std::align(alignof(T), size * sizeof(T), start, space));
+  }
+
+  T* data() const { return data_; }
+  size_t size() const { return size_; }
+  T& operator[](size_t i) const { return data_[i]; }
+
+ private:
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<void, Free> memory_;
+  T* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace kvplan::detail

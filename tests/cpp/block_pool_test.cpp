@@ -1,0 +1,401 @@
+#include "kvplan/block_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "block_pool_model.h"
+
+namespace kvplan {
+namespace {
+
+using Ids = std::vector<BlockId>;
+constexpr PoolGroupId kGroup{0};
+
+void cache_full(BlockPool& pool, const Ids& blocks, const std::vector<std::string_view>& hashes,
+                int64_t first_block = 0, PoolGroupId group = kGroup) {
+  pool.cache_full_blocks({.blocks = blocks,
+                          .hashes = hashes,
+                          .first_block = first_block,
+                          .block_size = 16,
+                          .group_id = group});
+}
+
+bool cache_partial(BlockPool& pool, BlockId block, std::string_view hash, int64_t num_tokens) {
+  return pool.cache_partial_block(
+      {.block = block, .hash = hash, .num_tokens = num_tokens, .hash_block_size = 4});
+}
+
+TEST(BlockPool, HandsOutBlocksInOrderAndNeverTheNullBlock) {
+  BlockPool pool(5);
+  EXPECT_EQ(pool.num_free_blocks(), 4);
+  EXPECT_EQ(pool.get_new_blocks(int64_t{3}), (Ids{1, 2, 3}));
+  EXPECT_EQ(pool.get_new_blocks(int64_t{1}), (Ids{4}));
+  EXPECT_EQ(pool.usage(), 1.0);
+  EXPECT_THROW(pool.get_new_blocks(int64_t{1}), BlockPoolError);
+  EXPECT_EQ(pool.get_new_blocks(int64_t{0}), Ids{});
+  EXPECT_THROW(pool.get_new_blocks(int64_t{-1}), InvalidArgument);
+}
+
+TEST(BlockPool, AllocatesAllOrNothing) {
+  BlockPool pool(5);
+  pool.get_new_blocks(int64_t{2});
+  EXPECT_THROW(pool.get_new_blocks(int64_t{3}), BlockPoolError);
+  EXPECT_EQ(pool.free_block_ids(), (Ids{3, 4}));
+  EXPECT_THROW(pool.get_new_blocks(int64_t{1} << 60), BlockPoolError);
+}
+
+TEST(BlockPool, UncachedBlocksAreReusedFirstAndCachedOnesLast) {
+  BlockPool pool(7);
+  const Ids blocks = pool.get_new_blocks(int64_t{4});
+  cache_full(pool, {blocks[0], blocks[2]}, {"a", "b"});
+  pool.free_blocks(Ids{4, 3, 2, 1});
+  EXPECT_EQ(pool.free_block_ids(), (Ids{4, 2, 5, 6, 3, 1}));
+}
+
+TEST(BlockPool, WithoutCachingEveryFreedBlockIsReusedFirst) {
+  BlockPool pool(4, {.enable_caching = false});
+  pool.get_new_blocks(int64_t{2});
+  cache_full(pool, {1}, {"a"});
+  pool.free_blocks(Ids{2, 1});
+  EXPECT_EQ(pool.free_block_ids(), (Ids{2, 1, 3}));
+}
+
+TEST(BlockPool, TouchTakesABlockOutOfTheFreeList) {
+  BlockPool pool(4);
+  pool.touch(Ids{2, 2, 0});
+  EXPECT_EQ(pool.ref_count(2), 2);
+  EXPECT_EQ(pool.free_block_ids(), (Ids{1, 3}));
+  EXPECT_EQ(pool.next_free(1), 3);
+  EXPECT_EQ(pool.prev_free(3), 1);
+  EXPECT_EQ(pool.next_free(2), std::nullopt);
+  pool.free_blocks(Ids{2});
+  EXPECT_FALSE(pool.is_free(2));
+  pool.free_blocks(Ids{2});
+  EXPECT_TRUE(pool.is_free(2));
+}
+
+// Freeing a block more often than it is held is an error that changes nothing.
+TEST(BlockPool, FreeingTooOftenChangesNothing) {
+  BlockPool pool(6);
+  pool.get_new_blocks(int64_t{3});
+  pool.touch(Ids{2});
+  EXPECT_THROW(pool.free_blocks(Ids{1, 2, 2, 3, 3}), BlockPoolError);
+  EXPECT_THROW(pool.free_blocks(Ids{1, 2, 4}), BlockPoolError);
+  EXPECT_THROW(pool.free_blocks(Ids{1, 2, 6}), BlockPoolError);
+  EXPECT_THROW(pool.free_blocks(Ids{1, 2, -1}), BlockPoolError);
+  EXPECT_EQ(pool.ref_count(1), 1);
+  EXPECT_EQ(pool.ref_count(2), 2);
+  EXPECT_EQ(pool.ref_count(3), 1);
+  EXPECT_EQ(pool.free_block_ids(), (Ids{4, 5}));
+  pool.free_blocks(Ids{1, 2, 2, 3});
+  EXPECT_EQ(pool.free_block_ids(), (Ids{1, 2, 3, 4, 5}));
+}
+
+TEST(BlockPool, MessagesNameTheBlockAndTheLimit) {
+  BlockPool pool(3);
+  try {
+    pool.free_blocks(Ids{2});
+    FAIL();
+  } catch (const BlockPoolError& e) {
+    EXPECT_STREQ(e.what(),
+                 "free_blocks: block 2 has 0 holder(s) and is released 1 time(s) by this call; "
+                 "nothing was freed");
+  }
+  try {
+    pool.touch(Ids{3});
+    FAIL();
+  } catch (const BlockPoolError& e) {
+    EXPECT_STREQ(e.what(), "touch: block id 3 is not in the pool, which has ids 0 to 2");
+  }
+}
+
+TEST(BlockPool, BadIdsAtTheEndLeaveEverythingAsItWas) {
+  BlockPool pool(6, {.enable_events = true});
+  pool.get_new_blocks(int64_t{2});
+  cache_full(pool, {1}, {"a"});
+  pool.take_events();
+  EXPECT_THROW(pool.touch(Ids{3, 4, 6}), BlockPoolError);
+  EXPECT_THROW(pool.evict_blocks(Ids{1, -1}), BlockPoolError);
+  EXPECT_THROW(pool.unpin_blocks(Ids{1, 0}, [](BlockId) {}), BlockPoolError);
+  EXPECT_THROW(cache_full(pool, {2, 9}, {"b", "c"}), BlockPoolError);
+  EXPECT_THROW(cache_full(pool, {2, 1}, {"b", "c"}, -1), InvalidArgument);
+  EXPECT_THROW(cache_full(pool, {2, 3}, {"b", ""}), InvalidArgument);
+  EXPECT_EQ(pool.free_block_ids(), (Ids{3, 4, 5}));
+  EXPECT_EQ(pool.num_cached_hashes(), 1);
+  EXPECT_EQ(pool.find("a", kGroup), 1);
+  EXPECT_FALSE(pool.has_events());
+}
+
+// The null block has id 0, is never freed, and does not count.
+TEST(BlockPool, NullBlock) {
+  BlockPool pool(9);
+  pool.free_blocks(Ids{0, 0});
+  EXPECT_EQ(pool.num_free_blocks(), 8);
+  EXPECT_FALSE(pool.is_free(0));
+  const Ids blocks = pool.get_new_blocks(int64_t{2});
+  EXPECT_EQ(pool.usage(), 0.25);
+  pool.free_blocks(Ids{0, blocks[0], 0, blocks[1]});
+  EXPECT_EQ(pool.usage(), 0.0);
+  cache_full(pool, {0}, {"a"});
+  EXPECT_FALSE(cache_partial(pool, 0, "b", 4));
+  EXPECT_EQ(pool.num_cached_hashes(), 0);
+  EXPECT_THROW(pool.insert_hash(0, "a", kGroup, 16), BlockPoolError);
+
+  BlockPool only_null(1);
+  EXPECT_EQ(only_null.usage(), 0.0);
+  EXPECT_EQ(only_null.num_free_blocks(), 0);
+  EXPECT_TRUE(only_null.reset_prefix_cache());
+  EXPECT_THROW(BlockPool(0), InvalidArgument);
+  EXPECT_THROW(BlockPool(int64_t{1} << 31), InvalidArgument);
+}
+
+TEST(BlockPool, FindsByHashAndGroup) {
+  BlockPool pool(8);
+  const std::string sha(32, '\x7f');
+  pool.get_new_blocks(int64_t{3});
+  cache_full(pool, {1}, {sha});
+  cache_full(pool, {2}, {sha}, 0, PoolGroupId{7});
+  EXPECT_EQ(pool.find(sha, kGroup), 1);
+  EXPECT_EQ(pool.find(sha, PoolGroupId{7}), 2);
+  EXPECT_EQ(pool.find(sha, PoolGroupId{8}), std::nullopt);
+  EXPECT_EQ(pool.find(sha.substr(1), kGroup), std::nullopt);
+  Ids found(2);
+  EXPECT_TRUE(pool.find_in_groups(sha, std::vector{PoolGroupId{7}, kGroup}, found));
+  EXPECT_EQ(found, (Ids{2, 1}));
+  EXPECT_FALSE(pool.find_in_groups(sha, std::vector{kGroup, PoolGroupId{1}}, found));
+  EXPECT_THROW(pool.find(std::string(33, 'x'), kGroup), InvalidArgument);
+}
+
+TEST(BlockPool, FindPrefixStopsAtTheFirstMiss) {
+  BlockPool pool(8);
+  pool.get_new_blocks(int64_t{4});
+  cache_full(pool, {1, 2, 3}, {"a", "b", "d"});
+  Ids found(4);
+  EXPECT_EQ(pool.find_prefix(std::vector<std::string_view>{"a", "b", "c", "d"}, kGroup, found), 2);
+  EXPECT_EQ(found[0], 1);
+  EXPECT_EQ(found[1], 2);
+}
+
+TEST(BlockPool, OfBlocksWithOneHashTheOldestIsFound) {
+  BlockPool pool(8);
+  pool.get_new_blocks(int64_t{3});
+  cache_full(pool, {2}, {"a"});
+  cache_full(pool, {1}, {"a"});
+  cache_full(pool, {3}, {"a"});
+  EXPECT_EQ(pool.find("a", kGroup), 2);
+  EXPECT_EQ(pool.num_cached_hashes(), 1);
+  pool.evict_blocks(Ids{1});
+  EXPECT_EQ(pool.find("a", kGroup), 2);
+  pool.evict_blocks(Ids{2});
+  EXPECT_EQ(pool.find("a", kGroup), 3);
+  cache_full(pool, {2}, {"a"});
+  EXPECT_EQ(pool.find("a", kGroup), 3);
+}
+
+TEST(BlockPool, AllocationForgetsWhatTheBlocksCached) {
+  BlockPool pool(3, {.enable_events = true});
+  pool.get_new_blocks(int64_t{2});
+  cache_full(pool, {1, 2}, {"a", "b"});
+  pool.free_blocks(Ids{2, 1});
+  EXPECT_EQ(pool.get_new_blocks(int64_t{1}), (Ids{2}));
+  EXPECT_EQ(pool.find("b", kGroup), std::nullopt);
+  EXPECT_EQ(pool.find("a", kGroup), 1);
+  const std::vector<BlockPoolEvent> events = pool.take_events();
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[0].kind, BlockPoolEvent::Kind::kStored);
+  EXPECT_EQ(events[0].hashes, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(events[0].parent_hash, std::nullopt);
+  EXPECT_EQ(events[1].kind, BlockPoolEvent::Kind::kRemoved);
+  EXPECT_EQ(events[1].hashes, (std::vector<std::string>{"b"}));
+}
+
+TEST(BlockPool, MaskedBlocksStayOutOfTheCache) {
+  BlockPool pool(4, {.enable_events = true});
+  pool.get_new_blocks(int64_t{3});
+  const std::vector<std::string_view> hashes{"a", "b", "c"};
+  const std::vector<uint8_t> mask{1, 0, 1};
+  pool.cache_full_blocks({.blocks = Ids{1, 2, 3},
+                          .hashes = hashes,
+                          .first_block = 2,
+                          .block_size = 16,
+                          .group_id = PoolGroupId{3},
+                          .parent_hash = "p",
+                          .mask = mask});
+  EXPECT_FALSE(pool.has_hash(2));
+  EXPECT_EQ(pool.block_hash_num_tokens(3), 80);
+  EXPECT_EQ(pool.take_events(), (std::vector<BlockPoolEvent>{{.kind = BlockPoolEvent::Kind::kStored,
+                                                              .group_id = PoolGroupId{3},
+                                                              .block_size = 16,
+                                                              .hashes = {"a", "c"},
+                                                              .parent_hash = "p"}}));
+}
+
+TEST(BlockPool, AFullBlockIsNotCachedTwice) {
+  BlockPool pool(4);
+  pool.get_new_blocks(int64_t{2});
+  cache_full(pool, {1}, {"a"}, 1);
+  EXPECT_THROW(cache_full(pool, {2, 1}, {"b", "c"}), BlockPoolError);
+  EXPECT_FALSE(pool.has_hash(2));
+}
+
+// A boundary hash of a block that was filled does not come back when the boundary is cached again.
+TEST(BlockPool, ARetiredBoundaryDoesNotComeBack) {
+  BlockPool pool(4, {.enable_events = true});
+  pool.get_new_blocks(int64_t{1});
+  EXPECT_TRUE(cache_partial(pool, 1, "h4", 4));
+  EXPECT_TRUE(cache_partial(pool, 1, "h4", 4));  // still current: nothing changes
+  EXPECT_TRUE(cache_partial(pool, 1, "h8", 8));  // grew
+  EXPECT_EQ(pool.find("h4", kGroup), std::nullopt);
+  cache_full(pool, {1}, {"h16"});
+  pool.take_events();
+  EXPECT_FALSE(cache_partial(pool, 1, "h8", 8));
+  EXPECT_FALSE(cache_partial(pool, 1, "h4", 4));
+  EXPECT_EQ(pool.find("h8", kGroup), std::nullopt);
+  EXPECT_FALSE(pool.has_events());
+  // A boundary that was never retired is an alias of the full block.
+  EXPECT_TRUE(cache_partial(pool, 1, "h12", 12));
+  EXPECT_EQ(pool.find("h12", kGroup), 1);
+  EXPECT_EQ(pool.find("h16", kGroup), 1);
+  // A new owner starts afresh.
+  pool.free_blocks(Ids{1});
+  pool.get_new_blocks(int64_t{3});
+  EXPECT_TRUE(cache_partial(pool, 1, "h8", 8));
+}
+
+TEST(BlockPool, AliasesGoWithTheirBlock) {
+  BlockPool pool(4, {.enable_events = true});
+  pool.get_new_blocks(int64_t{2});
+  cache_full(pool, {1}, {"h16"});
+  cache_partial(pool, 1, "h8", 8);
+  cache_partial(pool, 1, "h12", 12);
+  EXPECT_EQ(pool.secondary_hashes(1), (std::vector<BlockPool::CachedHash>{{"h8"}, {"h12"}}));
+  pool.move_block_hashes(1, 2);
+  EXPECT_FALSE(pool.has_hash(1));
+  EXPECT_EQ(pool.find("h8", kGroup), 2);
+  EXPECT_EQ(pool.block_hash(2), "h16");
+  EXPECT_EQ(pool.block_hash_num_tokens(2), 16);
+  EXPECT_THROW(pool.move_block_hashes(1, 2), BlockPoolError);
+  pool.take_events();
+  EXPECT_EQ(pool.evict_block(2), 3);
+  EXPECT_EQ(pool.take_events().size(), 3u);
+  EXPECT_EQ(pool.num_cached_hashes(), 0);
+}
+
+TEST(BlockPool, ReplacedContentLosesItsHashes) {
+  BlockPool pool(4);
+  pool.get_new_blocks(int64_t{1});
+  cache_full(pool, {1}, {"h16"});
+  EXPECT_TRUE(pool.cache_partial_block({.block = 1,
+                                        .hash = "new",
+                                        .num_tokens = 8,
+                                        .hash_block_size = 4,
+                                        .replace_existing = true}));
+  EXPECT_EQ(pool.find("h16", kGroup), std::nullopt);
+  EXPECT_EQ(pool.block_hash_num_tokens(1), 8);
+}
+
+TEST(BlockPool, UnpinnedBlocksAreReusedLastAndReported) {
+  BlockPool pool(5);
+  pool.get_new_blocks(int64_t{2});
+  Ids reused;
+  std::vector<bool> was_free;
+  pool.unpin_blocks(Ids{1, 2}, [&](BlockId id) {
+    reused.push_back(id);
+    was_free.push_back(pool.is_free(id));
+  });
+  EXPECT_EQ(pool.free_block_ids(), (Ids{3, 4, 1, 2}));
+  pool.get_new_blocks(int64_t{3});
+  EXPECT_EQ(reused, (Ids{1}));
+  pool.free_blocks(Ids{1, 3, 4});
+  EXPECT_TRUE(pool.reset_prefix_cache());
+  EXPECT_EQ(reused, (Ids{1, 2}));
+  EXPECT_EQ(was_free, (std::vector<bool>{false, true}));  // handed out, and reset
+}
+
+TEST(BlockPool, AThrowingCallbackLeavesTheBlocksFree) {
+  BlockPool pool(4);
+  pool.get_new_blocks(int64_t{1});
+  pool.unpin_blocks(Ids{1}, [](BlockId) { throw std::runtime_error("no"); });
+  EXPECT_THROW(pool.get_new_blocks(int64_t{3}), std::runtime_error);
+  EXPECT_EQ(pool.free_block_ids(), (Ids{2, 3, 1}));
+  pool.check_invariants();
+}
+
+TEST(BlockPool, ResetNeedsAllBlocksFree) {
+  BlockPool pool(4, {.enable_events = true});
+  pool.get_new_blocks(int64_t{1});
+  cache_full(pool, {1}, {"a"});
+  EXPECT_FALSE(pool.reset_prefix_cache());
+  EXPECT_EQ(pool.find("a", kGroup), 1);
+  pool.free_blocks(Ids{1});
+  pool.take_events();
+  EXPECT_TRUE(pool.reset_prefix_cache());
+  EXPECT_EQ(pool.find("a", kGroup), std::nullopt);
+  EXPECT_FALSE(pool.has_hash(1));
+  EXPECT_EQ(pool.take_events()[0].kind, BlockPoolEvent::Kind::kCleared);
+}
+
+TEST(BlockPool, HoldersCanBeSetWhileThereAreAny) {
+  BlockPool pool(4);
+  pool.get_new_blocks(int64_t{1});
+  pool.set_ref_count(1, 3);
+  EXPECT_EQ(pool.ref_count(1), 3);
+  EXPECT_THROW(pool.set_ref_count(1, 0), BlockPoolError);
+  EXPECT_THROW(pool.set_ref_count(2, 1), BlockPoolError);
+}
+
+TEST(BlockPool, DetachedBlocksAreNeitherFreeNorHeld) {
+  BlockPool pool(5);
+  pool.detach_free(2);
+  EXPECT_EQ(pool.num_free_blocks(), 3);
+  EXPECT_THROW(pool.detach_free(2), BlockPoolError);
+  EXPECT_THROW(pool.touch(Ids{2}), BlockPoolError);
+  EXPECT_THROW(pool.free_blocks(Ids{2}), BlockPoolError);
+  EXPECT_THROW(pool.attach_free_back(Ids{2, 2}), BlockPoolError);
+  pool.attach_free_back(Ids{2});
+  EXPECT_EQ(pool.free_block_ids(), (Ids{1, 3, 4, 2}));
+}
+
+TEST(BlockPool, ManyKeysOfOneByteDifference) {
+  constexpr int kBlocks = 5000;
+  BlockPool pool(kBlocks + 1);
+  const Ids blocks = pool.get_new_blocks(int64_t{kBlocks});
+  std::vector<std::string> hashes;
+  for (int i = 0; i < kBlocks; ++i) {
+    std::string hash(32, '\0');
+    hash[31 - i % 32] = static_cast<char>(i / 32);
+    hash[i % 31] = static_cast<char>(hash[i % 31] ^ (i / 32 + 1));
+    hashes.push_back(hash);
+  }
+  std::vector<std::string_view> views(hashes.begin(), hashes.end());
+  cache_full(pool, blocks, views);
+  pool.check_invariants();
+  pool.free_blocks(blocks);
+  pool.get_new_blocks(int64_t{kBlocks / 2});
+  pool.check_invariants();
+  EXPECT_TRUE(pool.find(views.back(), kGroup).has_value());
+}
+
+class RandomBytes : public testing::ByteSource {
+ public:
+  explicit RandomBytes(uint32_t seed) : random_(seed) {}
+  uint8_t next() override { return static_cast<uint8_t>(random_() >> 24); }
+
+ private:
+  std::mt19937 random_;
+};
+
+TEST(BlockPool, BehavesLikeTheModel) {
+  for (uint32_t seed = 0; seed < 40; ++seed) {
+    RandomBytes bytes(seed);
+    testing::BlockPoolDriver driver(1 + static_cast<int>(seed % 20), seed % 4 != 0);
+    for (int i = 0; i < 2500; ++i) ASSERT_NO_THROW(driver.step(bytes)) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace kvplan
