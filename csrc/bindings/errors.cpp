@@ -9,8 +9,8 @@ namespace {
 
 // Exception types live as long as the interpreter, so the translator keeps borrowed references.
 struct Types {
-  PyObject *invalid_argument, *overflow, *merge, *inconsistent_spec, *page_size, *layout,
-      *not_enough_memory, *block_pool;
+  PyObject *invalid_argument, *overflow, *merge, *inconsistent_spec, *unsupported, *page_size,
+      *layout, *not_enough_memory, *block_pool;
 };
 Types types;
 
@@ -47,6 +47,8 @@ void translate(std::exception_ptr p) {
     PyErr_SetString(types.inconsistent_spec, e.what());
   } catch (const PageSizeError& e) {
     PyErr_SetString(types.page_size, e.what());
+  } catch (const Unsupported& e) {
+    PyErr_SetString(types.unsupported, e.what());
   } catch (const LayoutError& e) {
     PyErr_SetString(types.layout, e.what());
   } catch (const BlockPoolError& e) {
@@ -69,8 +71,10 @@ void bind_errors(py::module_& m) {
                        py::make_tuple(assertion_error));
   types.inconsistent_spec = define(m, "InconsistentSpec", "A spec contradicts itself.",
                                    py::make_tuple(value_error, assertion_error));
+  types.unsupported = define(m, "Unsupported", "Something that neither vLLM nor kvplan does.",
+                             py::make_tuple(py::handle(PyExc_NotImplementedError)));
   types.page_size = define(m, "PageSizeError", "Pages of different sizes cannot be made equal.",
-                           py::make_tuple(py::handle(PyExc_NotImplementedError)));
+                           py::make_tuple(py::handle(types.unsupported)));
   types.layout = define(m, "LayoutError", "The layout cannot express the model's pages.",
                         py::make_tuple(value_error));
   types.not_enough_memory =
@@ -78,8 +82,9 @@ void bind_errors(py::module_& m) {
              "One request of the planned length does not fit. Attributes: worker, needed_bytes, "
              "available_bytes, max_model_len, estimated_max_len, max_in_flight_tokens.",
              py::make_tuple(value_error));
-  types.block_pool = define(m, "BlockPoolError", "A block pool operation that would break the pool.",
-                            py::make_tuple(value_error));
+  types.block_pool =
+      define(m, "BlockPoolError", "A block pool operation that would break the pool.",
+             py::make_tuple(value_error));
   py::register_exception_translator(translate);
 }
 

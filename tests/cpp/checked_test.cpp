@@ -19,8 +19,7 @@ TEST(Checked, MessageNamesTheQuantity) {
     mul(kMax, 2, "bytes per block");
     FAIL();
   } catch (const Overflow& e) {
-    EXPECT_STREQ(e.what(),
-                 "bytes per block leaves the 64-bit range: 9223372036854775807 * 2");
+    EXPECT_STREQ(e.what(), "bytes per block leaves the 64-bit range: 9223372036854775807 * 2");
   }
 }
 

@@ -43,11 +43,18 @@ class KVPLAN_API InconsistentSpec : public Error {
   using Error::Error;
 };
 
-/// Pages of different sizes cannot be made equal.
-/// Python: `kvplan.PageSizeError`, a `NotImplementedError`.
-class KVPLAN_API PageSizeError : public Error {
+/// Something that neither vLLM nor kvplan does. Python: `kvplan.Unsupported`, a
+/// `NotImplementedError`.
+class KVPLAN_API Unsupported : public Error {
  public:
   using Error::Error;
+};
+
+/// Pages of different sizes cannot be made equal.
+/// Python: `kvplan.PageSizeError`, a `kvplan.Unsupported`.
+class KVPLAN_API PageSizeError : public Unsupported {
+ public:
+  using Unsupported::Unsupported;
 };
 
 /// The layout cannot express the model's pages. Python: `kvplan.LayoutError`, a `ValueError`.

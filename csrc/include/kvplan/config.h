@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "kvplan/export.h"
+#include "kvplan/layout.h"
+
+namespace kvplan {
+
+enum class MambaCacheMode : uint8_t { kNone, kAlign, kAll };
+KVPLAN_API MambaCacheMode parse_mamba_cache_mode(const std::string& name);
+
+enum class Grouping : uint8_t { kVllm, kCompact, kSliced };
+KVPLAN_API Grouping parse_grouping(const std::string& name);
+
+/// How the drafter's groups are recognised.
+enum class DraftRule : uint8_t {
+  kAuto,     ///< `is_draft` where any spec has it, else the spec marker and the trailing MTP layer
+  kIsDraft,  ///< `is_draft` alone: vLLM 0.33
+  kMarker,   ///< the spec marker, then the trailing MTP layer: vLLM before 0.33
+};
+KVPLAN_API DraftRule parse_draft_rule(const std::string& name);
+
+/// What the planner reads of an engine's configuration. vLLM's name and source in the comments.
+struct PlanningConfig {
+  int64_t max_model_len = 0;            ///< tokens; with `auto_fit`, the largest length to try
+  bool auto_fit = false;                ///< `model_config.original_max_model_len == -1`
+  int64_t max_in_flight_tokens = 8192;  ///< tokens scheduled but not settled, all batches together
+  int64_t max_concurrent_batches = 1;   ///< divides the above into one batch's budget, in messages
+  KVCacheLayout kv_cache_layout = KVCacheLayout::kLBNHC;
+  int64_t tensor_parallel_size = 1;
+  int64_t pipeline_parallel_size = 1;
+  int64_t decode_context_parallel_size = 1;
+  std::optional<int64_t> num_gpu_blocks_override;
+  MambaCacheMode mamba_cache_mode = MambaCacheMode::kNone;
+  bool disable_hybrid_kv_cache_manager = false;
+  int64_t max_num_encoder_input_tokens = 0;
+  int64_t num_prefill_lookahead_tokens = 0;
+  int64_t block_size = 16;  ///< `cache_config.block_size`, the scheduler's for a single group
+  bool enable_prefix_caching = true;
+  bool has_kv_connector = false;  ///< `kv_transfer_config is not None`
+  std::optional<int64_t> prefix_match_unit;
+  std::optional<int64_t> prefix_cache_retention_interval;
+  std::string device_type = "cuda";
+
+  std::optional<std::string> speculative_method;
+  bool use_eagle = false;             ///< `speculative_config.use_eagle()`
+  bool use_eagle_block_drop = false;  ///< `speculative_config.use_eagle_block_drop()`
+  std::string model_type;             ///< `hf_config.model_type`
+  DraftRule draft_rule = DraftRule::kAuto;
+
+  /// vLLM 0.33 gives a pipeline stage that owns no layer of a uniform-type group the other stages'
+  /// layers, which lie outside its buffer. Set only where the result must equal vLLM's.
+  bool place_foreign_layers = false;
+
+  Grouping grouping = Grouping::kVllm;
+  std::optional<int64_t> max_groups;
+  std::optional<int64_t> reference_model_len;
+};
+
+/// Throws `InvalidArgument` that names the field, its value and the limit.
+KVPLAN_API void validate(const PlanningConfig& config);
+
+}  // namespace kvplan

@@ -1,0 +1,111 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "kvplan/export.h"
+#include "kvplan/spec.h"
+#include "kvplan/types.h"
+
+namespace kvplan {
+
+/// Layer names, each stored once.
+class KVPLAN_API NameTable {
+ public:
+  NameTable() = default;
+  NameTable(const NameTable&) = delete;
+  NameTable& operator=(const NameTable&) = delete;
+
+  LayerId intern(std::string_view name);
+  /// Invalid if the name is not known.
+  LayerId find(std::string_view name) const;
+  const std::string& operator[](LayerId id) const { return names_[id.pos()]; }
+  size_t size() const { return names_.size(); }
+
+ private:
+  std::deque<std::string> names_;  // stable addresses: `ids_` views into them
+  std::unordered_map<std::string_view, LayerId> ids_;
+};
+
+/// Specs, each distinct value stored once, with the numbers that planning asks for again and again.
+/// Two specs that differ in `is_draft` alone have different ids and one equality class.
+class KVPLAN_API SpecTable {
+ public:
+  SpecId intern(const KVCacheSpec& spec);
+  const KVCacheSpec& operator[](SpecId id) const { return entries_[id.pos()].spec; }
+  /// The first interned spec that equals this one by vLLM's `==`.
+  SpecId equality_class(SpecId id) const { return entries_[id.pos()].equality_class; }
+  bool equal(SpecId a, SpecId b) const { return equality_class(a) == equality_class(b); }
+  int64_t page_size_bytes(SpecId id) const;
+  size_t size() const { return entries_.size(); }
+
+ private:
+  struct Entry {
+    KVCacheSpec spec;
+    SpecId equality_class;
+    int64_t page_size_bytes = 0;  // 0: the spec contradicts itself, which asking for it reports
+  };
+  std::deque<Entry> entries_;
+  std::unordered_multimap<size_t, SpecId> ids_;
+};
+
+struct LayerSpec {
+  LayerId layer;
+  SpecId spec;
+  bool operator==(const LayerSpec&) const = default;
+};
+
+/// Layers with their specs, in registration order: vLLM's `dict[str, KVCacheSpec]`.
+using LayerSpecs = std::vector<LayerSpec>;
+
+enum class GroupRole : uint8_t { kDefault, kHiSparseSource, kHiSparseIndexer };
+
+/// Layers that share one block table. A group either has one spec for all its layers, or (vLLM's
+/// `UniformTypeKVCacheSpecs`) one spec a layer, all of the same type.
+struct KVCacheGroup {
+  std::vector<LayerId> layers;
+  SpecId spec;  ///< of every layer; of the first layer where `layer_specs` is set
+  /// Shared between the projections of a group. May hold more layers than `layers`: a pipeline
+  /// stage that owns none keeps the whole model's specs, since the scheduler reads them.
+  std::shared_ptr<const LayerSpecs> layer_specs;
+  bool is_eagle_group = false;
+  bool host_resident = false;
+  bool enable_kv_transfer = true;
+  GroupRole role = GroupRole::kDefault;
+
+  bool is_uniform_type() const { return layer_specs != nullptr; }
+};
+
+using KVCacheGroups = std::vector<KVCacheGroup>;
+
+/// The spec of `group.layers[i]`.
+KVPLAN_API SpecId layer_spec_id(const KVCacheGroup& group, size_t i);
+
+/// A remark of the planner, in the words of vLLM's log where vLLM has one.
+struct Notice {
+  enum class Level : uint8_t { kInfo, kWarning };
+  Level level;
+  std::string message;
+};
+using Notices = std::vector<Notice>;
+
+/// What every planning step reads and adds to.
+struct PlanningContext {
+  const NameTable& names;
+  SpecTable& specs;
+  Notices& notices;
+
+  const std::string& name(LayerId id) const { return names[id]; }
+  const KVCacheSpec& spec(SpecId id) const { return specs[id]; }
+  const KVCacheSpec& spec(const LayerSpec& l) const { return specs[l.spec]; }
+  int64_t page(SpecId id) const { return specs.page_size_bytes(id); }
+  void info(std::string message) const;
+  void warn(std::string message) const;
+};
+
+}  // namespace kvplan

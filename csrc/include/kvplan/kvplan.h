@@ -1,0 +1,13 @@
+#pragma once
+
+// Everything a C++ user of the planner needs.
+#include "kvplan/checked.h"
+#include "kvplan/config.h"
+#include "kvplan/errors.h"
+#include "kvplan/groups.h"
+#include "kvplan/layout.h"
+#include "kvplan/page_demand.h"
+#include "kvplan/plan.h"
+#include "kvplan/planning.h"
+#include "kvplan/spec.h"
+#include "kvplan/types.h"

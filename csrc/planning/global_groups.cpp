@@ -1,0 +1,87 @@
+#include <algorithm>
+#include <string>
+
+#include "kvplan/errors.h"
+#include "kvplan/plan.h"
+
+namespace kvplan {
+namespace {
+
+/// The layers of all workers in order of first appearance.
+LayerSpecs merge_layer_lists(const PlanningContext& ctx, const std::vector<LayerSpecs>& lists) {
+  LayerSpecs merged;
+  std::vector<SpecId> spec_of(ctx.names.size());
+  for (const LayerSpecs& list : lists) {
+    for (const LayerSpec& l : list) {
+      SpecId& known = spec_of[l.layer.pos()];
+      if (!known.valid()) {
+        known = l.spec;
+        merged.push_back(l);
+      } else if (!ctx.specs.equal(known, l.spec)) {
+        throw InconsistentSpec(
+            "The KV cache specs for the same layer are different across workers. This is not "
+            "supported yet. Layer " +
+            ctx.name(l.layer) + " is " + to_string(ctx.spec(known)) + " on one worker and " +
+            to_string(ctx.spec(l)) + " on another.");
+      }
+    }
+  }
+  return merged;
+}
+
+void check_registered(const PlanningContext& ctx, const LayerSpecs& layers) {
+  for (const LayerSpec& l : layers) {
+    if (!uniform_type_base(ctx.spec(l)).empty()) continue;
+    throw InvalidArgument("Unsupported KV cache spec type for layer " + ctx.name(l.layer) + ": " +
+                          std::string(class_name(ctx.spec(l).kind)) +
+                          " holds no KV cache; leave such layers out.");
+  }
+}
+
+/// Several speculative modules prefill the last tokens anew, so the window keeps some more.
+void retain_lookahead_tokens(const PlanningContext& ctx, const PlanningConfig& config,
+                             LayerSpecs& layers) {
+  const int64_t extra = std::max<int64_t>(0, config.num_prefill_lookahead_tokens - 1);
+  std::vector<SpecId> replaced(ctx.specs.size());
+  for (LayerSpec& l : layers) {
+    if (!is_sliding_window(ctx.spec(l).kind)) continue;
+    SpecId& id = replaced[l.spec.pos()];
+    if (!id.valid()) {
+      KVCacheSpec spec = ctx.spec(l);
+      spec.extra_retained_tokens = extra;
+      finalize(spec);
+      id = ctx.specs.intern(spec);
+    }
+    l.spec = id;
+  }
+}
+
+void annotate_eagle_groups(const PlanningContext& ctx, const PlanningConfig& config,
+                           const LayerSpecs& layers, KVCacheGroups& groups) {
+  const bool any_draft = std::any_of(layers.begin(), layers.end(),
+                                     [&](const LayerSpec& l) { return ctx.spec(l).is_draft; });
+  if (config.draft_rule == DraftRule::kIsDraft ||
+      (config.draft_rule == DraftRule::kAuto && any_draft)) {
+    annotate_eagle_groups_by_is_draft(groups, ctx, layers);
+  } else {
+    annotate_eagle_groups_by_marker(ctx, groups, layers, uses_trailing_mtp_layers(config));
+  }
+}
+
+}  // namespace
+
+KVCacheGroups get_global_kv_cache_groups(const PlanningContext& ctx, const PlanningConfig& config,
+                                         const std::vector<LayerSpecs>& layer_lists) {
+  LayerSpecs layers = merge_layer_lists(ctx, layer_lists);
+  check_registered(ctx, layers);
+  retain_lookahead_tokens(ctx, config, layers);
+  KVCacheGroups groups = get_kv_cache_groups(ctx, config, layers);
+  check_exact_partition(ctx, groups, layers);
+  if (config.speculative_method && config.use_eagle_block_drop) {
+    annotate_eagle_groups(ctx, config, layers, groups);
+    warn_if_unannotated_eagle_mamba(ctx, config, groups);
+  }
+  return groups;
+}
+
+}  // namespace kvplan

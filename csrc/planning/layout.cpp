@@ -1,0 +1,107 @@
+#include "kvplan/layout.h"
+
+#include <algorithm>
+#include <string>
+
+#include "kvplan/checked.h"
+#include "kvplan/spec.h"
+
+namespace kvplan {
+namespace {
+
+using Order = std::array<uint8_t, 5>;
+
+struct LayoutInfo {
+  std::string_view name;
+  Order order;
+};
+
+constexpr LayoutInfo kLayouts[] = {
+    {"LBHNC", {kAxisL, kAxisB, kAxisH, kAxisN, kAxisC}},
+    {"LBNHC", {kAxisL, kAxisB, kAxisN, kAxisH, kAxisC}},
+    {"LHBNC", {kAxisL, kAxisH, kAxisB, kAxisN, kAxisC}},
+    {"BLHNC", {kAxisB, kAxisL, kAxisH, kAxisN, kAxisC}},
+    {"BLNHC", {kAxisB, kAxisL, kAxisN, kAxisH, kAxisC}},
+    {"BHLNC", {kAxisB, kAxisH, kAxisL, kAxisN, kAxisC}},
+};
+
+}  // namespace
+
+const Order& stride_order(KVCacheLayout layout) {
+  return kLayouts[static_cast<size_t>(layout)].order;
+}
+
+std::string_view to_string(KVCacheLayout layout) {
+  return kLayouts[static_cast<size_t>(layout)].name;
+}
+
+KVCacheLayout parse_layout(std::string_view name) {
+  for (KVCacheLayout layout : kAllLayouts) {
+    if (to_string(layout) == name) return layout;
+  }
+  throw InvalidArgument("unknown KV cache layout '" + std::string(name) +
+                        "'; known: LBHNC, LBNHC, LHBNC, BLHNC, BLNHC, BHLNC");
+}
+
+std::array<int64_t, 4> compute_layer_kv_cache_shape_bytes(
+    const KVCacheSpec& spec, int64_t num_blocks, std::optional<int64_t> kernel_block_size) {
+  const int64_t kernel_block = kernel_block_size.value_or(spec.block_size);
+  if (kernel_block <= 0 || spec.block_size % kernel_block != 0) {
+    throw InconsistentSpec("Kernel block size " + std::to_string(kernel_block) +
+                           " must divide KV cache block size " + std::to_string(spec.block_size) +
+                           ".");
+  }
+  return {checked::mul(num_blocks, spec.block_size / kernel_block, "number of kernel blocks"),
+          num_heads(spec), num_states(spec, kernel_block), state_content_size_bytes(spec)};
+}
+
+Strides compute_layout_strides(const KVCacheSpec& spec, int64_t num_blocks, int64_t num_layers,
+                               KVCacheLayout layout, std::optional<int64_t> kernel_block_size,
+                               const FixedStrides& fixed) {
+  for (const auto& stride : fixed) {
+    if (stride && *stride <= 0) {
+      throw InconsistentSpec("a fixed stride must be positive, got " + std::to_string(*stride));
+    }
+  }
+  const auto [b, h, n, c] = compute_layer_kv_cache_shape_bytes(spec, num_blocks, kernel_block_size);
+  const std::array<int64_t, 5> shape = {num_layers, b, h, n, c};
+  const Order& order = stride_order(layout);
+
+  // A page is padded behind its last byte, so nothing of the page may lie outside the L/B grid.
+  int page_grid_end = -1;
+  if (spec.page_size_padded) {
+    if (kernel_block_size && *kernel_block_size != spec.block_size) {
+      throw InconsistentSpec("Padded KV pages do not support kernel block splitting.");
+    }
+    int64_t grid = 1;
+    for (int i = 0, seen = 0; seen < 2; ++i) {
+      grid = checked::mul(grid, shape[order[i]], "page grid");
+      if (order[i] == kAxisL || order[i] == kAxisB) ++seen;
+      page_grid_end = i + 1;
+    }
+    if (grid != checked::mul(num_layers, num_blocks, "page grid")) {
+      throw InconsistentSpec("layout " + std::string(to_string(layout)) +
+                             " puts heads outside the page, so a page padded to " +
+                             std::to_string(*spec.page_size_padded) + " bytes has no single end");
+    }
+  }
+
+  Strides strides{};
+  int64_t current = 1;
+  for (int i = 4; i >= 0; --i) {
+    const uint8_t axis = order[static_cast<size_t>(i)];
+    if (i == page_grid_end - 1) {
+      current = std::max(current, *spec.page_size_padded);
+      if (current % *spec.page_size_padded != 0) {
+        throw InconsistentSpec("a page of " + std::to_string(current) +
+                               " bytes is not a multiple of its padded size " +
+                               std::to_string(*spec.page_size_padded));
+      }
+    }
+    strides[axis] = fixed[axis].value_or(current);
+    current = checked::mul(strides[axis], shape[axis], "layout stride");
+  }
+  return strides;
+}
+
+}  // namespace kvplan

@@ -1,0 +1,174 @@
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "kvplan/checked.h"
+#include "kvplan/planning.h"
+
+namespace kvplan {
+namespace {
+
+/// Layers of a group that share a spec, and so a shape.
+struct SpecLayers {
+  SpecId spec;
+  std::vector<LayerId> layers;
+};
+
+std::vector<SpecLayers> layers_by_spec(const PlanningContext& ctx, const PlanningConfig& config,
+                                       const KVCacheGroup& group) {
+  if (!group.is_uniform_type()) {
+    if (group.layers.empty()) return {};
+    return {{group.spec, group.layers}};
+  }
+  std::vector<SpecLayers> result;
+  std::vector<int32_t> index_of(ctx.specs.size(), -1);
+  const auto add = [&](LayerId layer, SpecId spec) {
+    int32_t& index = index_of[ctx.specs.equality_class(spec).pos()];
+    if (index < 0) {
+      index = static_cast<int32_t>(result.size());
+      result.push_back({spec, {}});
+    }
+    result[static_cast<size_t>(index)].layers.push_back(layer);
+  };
+  if (config.place_foreign_layers) {
+    for (const LayerSpec& l : *group.layer_specs) add(l.layer, l.spec);
+  } else {
+    for (size_t i = 0; i < group.layers.size(); ++i) add(group.layers[i], layer_spec_id(group, i));
+  }
+  return result;
+}
+
+template <class Bytes>
+int64_t widest_group(const KVCacheGroups& groups, Bytes bytes_of_spec) {
+  int64_t widest = 0;
+  for (const KVCacheGroup& g : groups) {
+    int64_t width = 0;
+    for (size_t i = 0; i < g.layers.size(); ++i) {
+      width = checked::add(width, bytes_of_spec(layer_spec_id(g, i)), "bytes per block");
+    }
+    widest = std::max(widest, width);
+  }
+  return widest;
+}
+
+/// Caches a number of each spec for the time of one call.
+template <class Compute>
+auto memoized(const PlanningContext& ctx, Compute compute) {
+  return [&ctx, compute, cache = std::vector<int64_t>(ctx.specs.size(), -1)](SpecId id) mutable {
+    int64_t& value = cache[id.pos()];
+    if (value < 0) value = compute(ctx.spec(id));
+    return value;
+  };
+}
+
+}  // namespace
+
+void validate_kv_cache_layout(const PlanningContext& ctx, KVCacheLayout layout,
+                              const KVCacheGroups& groups) {
+  std::set<int64_t> page_sizes;
+  int64_t last = 0;
+  for (const KVCacheGroup& g : groups) {
+    for (size_t i = 0; i < g.layers.size(); ++i) {
+      const int64_t page = ctx.page(layer_spec_id(g, i));
+      if (page != last) page_sizes.insert(page);
+      last = page;
+    }
+  }
+  if (page_sizes.size() == 1) return;
+  // Pages of several sizes lie side by side in a block, so each must be one run of bytes, and with
+  // several groups the layers must lie inside the block.
+  if (is_block_compact(layout) && !(groups.size() > 1 && is_layer_compact(layout))) return;
+  std::string sizes;
+  for (int64_t size : page_sizes) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
+  throw LayoutError("KV cache layout " + std::string(to_string(layout)) +
+                    " cannot express this model's mixed page sizes ([" + sizes +
+                    "]); a backend should declare block-outermost supported layouts (e.g. BLHNC), "
+                    "or set VLLM_KV_CACHE_LAYOUT=BLHNC.");
+}
+
+int64_t get_kv_cache_bytes_per_block(const PlanningContext& ctx, const KVCacheGroups& groups,
+                                     KVCacheLayout layout) {
+  if (!is_block_outermost(layout)) {
+    // Each layer has its own region, strided by its padded page.
+    return widest_group(groups, memoized(ctx, layer_block_stride));
+  }
+  const int64_t widest = widest_group(groups, [&](SpecId id) { return ctx.page(id); });
+  if (widest == 0) return 0;
+  int64_t alignment = 1;
+  auto stride_alignment = memoized(ctx, get_block_stride_alignment);
+  for (const KVCacheGroup& g : groups) {
+    if (!g.is_uniform_type() && ctx.spec(g.spec).kind == SpecKind::kHiSparseHot) {
+      alignment = checked::lcm(alignment, ctx.page(g.spec), "block stride alignment");
+    }
+    for (size_t i = 0; i < g.layers.size(); ++i) {
+      alignment =
+          checked::lcm(alignment, stride_alignment(layer_spec_id(g, i)), "block stride alignment");
+    }
+  }
+  return checked::round_up(widest, alignment, "bytes per block");
+}
+
+int64_t pool_bytes_per_block(const PlanningContext& ctx, const KVCacheGroups& groups,
+                             KVCacheLayout layout) {
+  if (std::none_of(groups.begin(), groups.end(),
+                   [](const KVCacheGroup& g) { return g.host_resident; })) {
+    return get_kv_cache_bytes_per_block(ctx, groups, layout);
+  }
+  KVCacheGroups device;
+  for (const KVCacheGroup& g : groups) {
+    if (!g.host_resident) device.push_back(g);
+  }
+  return get_kv_cache_bytes_per_block(ctx, device, layout);
+}
+
+// Groups alias from byte 0, since a block id belongs to one group at a time.
+//
+//   block-outermost (each block repeats the packing):
+//     group 0:  | block 0 [ A | B | pad ] | block 1 [ A | B | pad ] | ...
+//     group 1:  | block 0 [   C   |  D  ] | block 1 [   C   |  D  ] | ...
+//               |<--- bytes per block --->|
+//
+//   layer-outermost (one page size, or one group):
+//     group 0:  | A [ block 0 | block 1 | ... ] | B [ block 0 | block 1 | ... ] |
+//     group 1:  | C [ block 0 | block 1 | ... ] | D [ block 0 | block 1 | ... ] |
+std::vector<KVCacheTensor> place_kv_cache_groups(const PlanningContext& ctx,
+                                                 const PlanningConfig& config,
+                                                 const KVCacheGroups& groups,
+                                                 int64_t bytes_per_block, int64_t num_blocks) {
+  const KVCacheLayout layout = config.kv_cache_layout;
+  const int64_t size = checked::mul(bytes_per_block, num_blocks, "KV cache buffer");
+  std::vector<KVCacheTensor> tensors;
+  for (const KVCacheGroup& group : groups) {
+    int64_t offset = 0;
+    for (SpecLayers& members : layers_by_spec(ctx, config, group)) {
+      const KVCacheSpec& spec = ctx.spec(members.spec);
+      const int64_t page = ctx.page(members.spec);
+      const int64_t padded_page = layer_block_stride(spec);
+      FixedStrides fixed;
+      if (is_block_outermost(layout)) {
+        fixed[kAxisB] = bytes_per_block;
+      } else if (padded_page != page) {
+        if (!is_block_compact(layout)) {
+          throw InconsistentSpec(std::string(to_string(layout)) + " cannot pad pages: a page of " +
+                                 std::to_string(page) + " bytes needs a block stride of " +
+                                 std::to_string(padded_page));
+        }
+        fixed[kAxisB] = padded_page;
+      }
+      const auto num_layers = static_cast<int64_t>(members.layers.size());
+      const Strides strides =
+          compute_layout_strides(spec, num_blocks, num_layers, layout, {}, fixed);
+      tensors.push_back({.size = size,
+                         .layers = std::move(members.layers),
+                         .layer_stride = strides[kAxisL],
+                         .block_stride = strides[kAxisB],
+                         .offset = offset});
+      const int64_t step = is_block_outermost(layout) ? page : strides[kAxisL];
+      offset =
+          checked::add(offset, checked::mul(num_layers, step, "tensor offset"), "tensor offset");
+    }
+  }
+  return tensors;
+}
+
+}  // namespace kvplan

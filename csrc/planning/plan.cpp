@@ -1,0 +1,239 @@
+#include "kvplan/plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "kvplan/checked.h"
+#include "planning/admission.h"
+
+namespace kvplan {
+namespace {
+
+/// A pipeline stage while it is being planned.
+struct Stage {
+  KVCacheGroups groups;
+  int64_t bytes_per_block = 0;
+  size_t first_worker = 0;
+  bool has_worker = false;
+};
+
+void validate_request(const PlanRequest& request, const PlanningConfig& config) {
+  validate(config);
+  if (request.workers().empty()) throw InvalidArgument("no workers to plan for");
+}
+
+/// Projects the groups to a stage and places one block, so that a layout that cannot express the
+/// model is reported before anything is sized.
+Stage prepare_stage(const PlanningContext& ctx, const PlanningConfig& config,
+                    const KVCacheGroups& groups, const LayerSpecs& layers, size_t worker) {
+  Stage stage;
+  stage.groups = project_kv_cache_groups_to_worker(ctx, groups, layers);
+  stage.first_worker = worker;
+  stage.has_worker = true;
+  size_t grouped = 0;
+  for (const KVCacheGroup& g : stage.groups) grouped += g.layers.size();
+  if (grouped != layers.size()) {
+    throw InconsistentSpec("Some layers are not assigned to any group: worker " +
+                           std::to_string(worker) + " owns " + std::to_string(layers.size()) +
+                           " layers, of which the groups hold " + std::to_string(grouped) + ".");
+  }
+  if (stage.groups.empty()) return stage;
+  if (layers.empty()) {
+    throw InconsistentSpec(
+        "worker " + std::to_string(worker) +
+        " owns no layer with a KV cache while others do; vLLM cannot plan such a "
+        "pipeline stage. Lower pipeline_parallel_size or move layers to it.");
+  }
+  validate_kv_cache_layout(ctx, config.kv_cache_layout, stage.groups);
+  stage.bytes_per_block = pool_bytes_per_block(ctx, stage.groups, config.kv_cache_layout);
+  place_kv_cache_groups(ctx, config, stage.groups, stage.bytes_per_block, 1);
+  return stage;
+}
+
+std::vector<Stage> prepare_stages(const PlanningContext& ctx, const PlanningConfig& config,
+                                  const PlanRequest& request, const KVCacheGroups& groups) {
+  std::vector<Stage> stages(request.layer_lists().size());
+  for (size_t w = 0; w < request.workers().size(); ++w) {
+    const size_t list = request.workers()[w].layers_index;
+    if (stages[list].has_worker) continue;
+    stages[list] = prepare_stage(ctx, config, groups, request.layer_lists()[list], w);
+  }
+  return stages;
+}
+
+/// A worker's memory, as the checks see it.
+struct WorkerMemory {
+  int64_t effective_bytes;  ///< with a block override, what the override takes
+  int64_t usable_bytes;     ///< without the null block, which the pool holds back for good
+};
+
+std::vector<WorkerMemory> effective_memory(const PlanningContext& ctx, const PlanningConfig& config,
+                                           const PlanRequest& request,
+                                           const std::vector<Stage>& stages) {
+  std::vector<WorkerMemory> memory;
+  memory.reserve(request.workers().size());
+  int64_t last_logged = -1;
+  for (const PlanRequest::Worker& w : request.workers()) {
+    const Stage& stage = stages[w.layers_index];
+    int64_t effective = w.available_bytes;
+    if (config.num_gpu_blocks_override && !stage.groups.empty()) {
+      const int64_t own = w.available_bytes / stage.bytes_per_block;
+      if (own != last_logged) {
+        ctx.info(
+            "Overriding num_gpu_blocks=" + std::to_string(own) +
+            " with num_gpu_blocks_override=" + std::to_string(*config.num_gpu_blocks_override));
+        last_logged = own;
+      }
+      effective = checked::mul(*config.num_gpu_blocks_override, stage.bytes_per_block,
+                               "bytes of the block override");
+    }
+    memory.push_back({effective, checked::add(effective, -stage.bytes_per_block, "usable memory")});
+  }
+  return memory;
+}
+
+/// The worker with the least usable memory of each stage: what fits it fits the stage's others.
+std::vector<size_t> tightest_workers(const PlanRequest& request, const std::vector<Stage>& stages,
+                                     const std::vector<WorkerMemory>& memory) {
+  std::vector<size_t> tightest(stages.size());
+  for (size_t s = 0; s < stages.size(); ++s) tightest[s] = stages[s].first_worker;
+  for (size_t w = 0; w < memory.size(); ++w) {
+    size_t& t = tightest[request.workers()[w].layers_index];
+    if (memory[w].usable_bytes < memory[t].usable_bytes) t = w;
+  }
+  return tightest;
+}
+
+AdmissionCheck admission_of(const std::vector<Stage>& stages, const PlanRequest& request,
+                            const std::vector<WorkerMemory>& memory, size_t worker) {
+  const Stage& stage = stages[request.workers()[worker].layers_index];
+  return {static_cast<int64_t>(worker), stage.groups, stage.bytes_per_block,
+          memory[worker].usable_bytes};
+}
+
+int64_t auto_fit_max_model_len(const PlanningContext& ctx, const PlanningConfig& config,
+                               const PlanRequest& request, const std::vector<Stage>& stages,
+                               const std::vector<WorkerMemory>& memory,
+                               const std::vector<size_t>& tightest) {
+  const int64_t requested = config.max_model_len;
+  int64_t fitted = requested;
+  size_t limiting = 0;
+  bool attention_free = true;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    if (!stages[s].has_worker || stages[s].groups.empty()) continue;
+    attention_free = false;
+    const int64_t length = estimate_max_model_len(RequestDemand(ctx, stages[s].groups, config),
+                                                  stages[s].bytes_per_block,
+                                                  memory[tightest[s]].usable_bytes, requested);
+    if (length < fitted || (length == fitted && length < requested && tightest[s] < limiting)) {
+      fitted = length;
+      limiting = tightest[s];
+    }
+  }
+  if (attention_free) {
+    ctx.info("Auto-fit max_model_len: attention-free model, using derived max_model_len=" +
+             std::to_string(requested));
+    return requested;
+  }
+  if (fitted <= 0) {
+    throw_cannot_auto_fit(config, admission_of(stages, request, memory, limiting));
+  }
+  std::string device = config.device_type == "cuda" ? "GPU" : config.device_type;
+  std::transform(device.begin(), device.end(), device.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  const std::string fits_in = " in available KV cache memory (" +
+                              format_bytes(memory[limiting].usable_bytes) + " " + device + ")";
+  if (fitted == requested) {
+    ctx.info("Auto-fit max_model_len: full model context length " + std::to_string(requested) +
+             " fits" + fits_in);
+  } else {
+    ctx.info("Auto-fit max_model_len: reduced from " + std::to_string(requested) + " to " +
+             std::to_string(fitted) + " to fit" + fits_in);
+  }
+  return fitted;
+}
+
+/// Checks every worker and returns what a request holds on each stage.
+std::vector<int64_t> check_admission(const PlanningContext& ctx, const PlanningConfig& config,
+                                     const PlanRequest& request, const std::vector<Stage>& stages,
+                                     const std::vector<WorkerMemory>& memory) {
+  std::vector<int64_t> needed(stages.size());
+  for (size_t s = 0; s < stages.size(); ++s) {
+    if (!stages[s].has_worker || stages[s].groups.empty()) continue;
+    needed[s] = max_memory_usage_bytes_from_groups(ctx, stages[s].groups, config,
+                                                   stages[s].bytes_per_block);
+  }
+  for (size_t w = 0; w < memory.size(); ++w) {
+    const size_t s = request.workers()[w].layers_index;
+    if (stages[s].groups.empty()) continue;
+    check_enough_kv_cache_memory(ctx, config, admission_of(stages, request, memory, w), needed[s]);
+  }
+  return needed;
+}
+
+int64_t worker_num_blocks(const PlanningConfig& config, const Stage& stage, int64_t effective) {
+  if (stage.groups.empty()) return 1;  // the block pool always needs its null block
+  return config.num_gpu_blocks_override.value_or(effective / stage.bytes_per_block);
+}
+
+StagePlan finish_stage(const PlanningContext& ctx, const PlanningConfig& config, Stage stage,
+                       size_t num_layers, int64_t num_blocks, int64_t request_bytes) {
+  StagePlan result;
+  result.tensors =
+      place_kv_cache_groups(ctx, config, stage.groups, stage.bytes_per_block, num_blocks);
+  result.kv_tp_replicas = kv_cache_groups_tp_replicas(
+      ctx, stage.groups, config.tensor_parallel_size, config.decode_context_parallel_size);
+  result.num_layers = static_cast<int64_t>(num_layers);
+  result.bytes_per_block = stage.bytes_per_block;
+  result.request_bytes = request_bytes;
+  result.groups = std::move(stage.groups);
+  return result;
+}
+
+}  // namespace
+
+Plan plan(const PlanRequest& request, const PlanningConfig& config) {
+  validate_request(request, config);
+  // The request stays as it is: new specs go into a copy.
+  auto specs = std::make_shared<SpecTable>(request.specs());
+  Plan result;
+  result.config = config;
+  result.requested_max_model_len = config.max_model_len;
+  result.names = request.names();
+  const PlanningContext ctx{*request.names(), *specs, result.notices};
+
+  result.groups = request.groups() ? *request.groups()
+                                   : get_global_kv_cache_groups(ctx, config, request.layer_lists());
+  std::vector<Stage> stages = prepare_stages(ctx, config, request, result.groups);
+  const std::vector<WorkerMemory> memory = effective_memory(ctx, config, request, stages);
+  const std::vector<size_t> tightest = tightest_workers(request, stages, memory);
+  if (config.auto_fit) {
+    result.config.max_model_len =
+        auto_fit_max_model_len(ctx, config, request, stages, memory, tightest);
+  }
+  const std::vector<int64_t> needed = check_admission(ctx, result.config, request, stages, memory);
+
+  result.num_blocks = std::numeric_limits<int64_t>::max();
+  result.workers.reserve(memory.size());
+  for (size_t w = 0; w < memory.size(); ++w) {
+    const PlanRequest::Worker& worker = request.workers()[w];
+    const int64_t blocks =
+        worker_num_blocks(config, stages[worker.layers_index], memory[w].effective_bytes);
+    result.workers.push_back(
+        {worker.layers_index, worker.available_bytes, memory[w].effective_bytes, blocks});
+    result.num_blocks = std::min(result.num_blocks, blocks);
+  }
+  // All workers take the smallest count, and their buffers shrink with it.
+  for (size_t s = 0; s < stages.size(); ++s) {
+    result.stages.push_back(stages[s].has_worker
+                                ? finish_stage(ctx, result.config, std::move(stages[s]),
+                                               request.layer_lists()[s].size(), result.num_blocks,
+                                               needed[s])
+                                : StagePlan{});
+  }
+  result.specs = std::move(specs);
+  return result;
+}
+
+}  // namespace kvplan

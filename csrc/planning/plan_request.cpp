@@ -1,0 +1,51 @@
+#include <string>
+
+#include "kvplan/errors.h"
+#include "kvplan/plan.h"
+
+namespace kvplan {
+namespace {
+
+size_t hash_layers(const LayerSpecs& layers) {
+  size_t h = layers.size();
+  for (const LayerSpec& l : layers) {
+    const auto key = static_cast<uint64_t>(static_cast<uint32_t>(l.layer.value)) << 32 |
+                     static_cast<uint32_t>(l.spec.value);
+    h = (h ^ key) * 0x9e3779b97f4a7c15ULL;
+    h ^= h >> 29;
+  }
+  return h;
+}
+
+}  // namespace
+
+PlanRequest::PlanRequest() : names_(std::make_shared<NameTable>()) {}
+
+size_t PlanRequest::add_layers(LayerSpecs layers) {
+  const size_t hash = hash_layers(layers);
+  const auto [begin, end] = lists_by_hash_.equal_range(hash);
+  for (auto it = begin; it != end; ++it) {
+    if (layer_lists_[it->second] == layers) return it->second;
+  }
+  std::vector<bool> seen(names_->size());
+  for (const LayerSpec& l : layers) {
+    if (seen[l.layer.pos()]) {
+      throw InvalidArgument("layer " + (*names_)[l.layer] + " is listed twice for one worker");
+    }
+    seen[l.layer.pos()] = true;
+  }
+  lists_by_hash_.emplace(hash, layer_lists_.size());
+  layer_lists_.push_back(std::move(layers));
+  return layer_lists_.size() - 1;
+}
+
+void PlanRequest::add_worker(size_t layers_index, int64_t available_bytes) {
+  if (layers_index >= layer_lists_.size()) {
+    throw InvalidArgument("worker " + std::to_string(workers_.size()) + ": layer list " +
+                          std::to_string(layers_index) + " does not exist; there are " +
+                          std::to_string(layer_lists_.size()));
+  }
+  workers_.push_back({layers_index, available_bytes});
+}
+
+}  // namespace kvplan

@@ -1,0 +1,34 @@
+#include <algorithm>
+#include <numeric>
+
+#include "kvplan/planning.h"
+
+namespace kvplan {
+namespace {
+
+int64_t layer_tp_replicas(const KVCacheSpec& spec, int64_t tp_size, int64_t dcp_size) {
+  if (!is_attention(spec.kind) || !spec.max_tp_shards) return 1;
+  if (spec.dcp_sharded && dcp_size > 1) return 1;
+  return std::max<int64_t>(1, tp_size / *spec.max_tp_shards);
+}
+
+}  // namespace
+
+int64_t kv_cache_groups_tp_replicas(const PlanningContext& ctx, const KVCacheGroups& groups,
+                                    int64_t tp_size, int64_t dcp_size) {
+  if (groups.empty()) return 1;
+  int64_t replicas = tp_size;
+  const auto take = [&](SpecId id) {
+    replicas = std::gcd(replicas, layer_tp_replicas(ctx.spec(id), tp_size, dcp_size));
+  };
+  for (const KVCacheGroup& g : groups) {
+    if (!g.is_uniform_type()) {
+      take(g.spec);
+      continue;
+    }
+    for (const LayerSpec& l : *g.layer_specs) take(l.spec);
+  }
+  return replicas;
+}
+
+}  // namespace kvplan

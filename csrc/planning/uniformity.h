@@ -1,0 +1,17 @@
+#pragma once
+
+#include <vector>
+
+#include "kvplan/planning.h"
+
+namespace kvplan {
+
+/// The first layer's spec of each equality class, in order of appearance.
+std::vector<SpecId> distinct_specs(const PlanningContext& ctx, const LayerSpecs& layers);
+
+KVCacheSpec merge_specs(const PlanningContext& ctx, const std::vector<SpecId>& ids);
+
+/// Whether a uniform-type group that begins with `first` may take `other`.
+bool may_share_group(const PlanningContext& ctx, SpecId first, SpecId other);
+
+}  // namespace kvplan
