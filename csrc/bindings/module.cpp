@@ -4,4 +4,5 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "Native core of kvplan.";
   m.attr("__version__") = KVPLAN_VERSION;
   kvplan::bindings::bind_errors(m);
+  kvplan::bindings::bind_block_pool(m);
 }
