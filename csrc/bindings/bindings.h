@@ -7,5 +7,9 @@ namespace kvplan::bindings {
 
 void bind_block_pool(pybind11::module_& m);
 void bind_errors(pybind11::module_& m);
+void bind_vllm_block_pool(pybind11::module_& m);
+
+/// Turns the exception in flight into a Python error, for functions that pybind11 does not wrap.
+void set_python_error() noexcept;
 
 }  // namespace kvplan::bindings

@@ -60,6 +60,20 @@ void translate(std::exception_ptr p) {
 
 }  // namespace
 
+void set_python_error() noexcept {
+  try {
+    translate(std::current_exception());
+  } catch (py::error_already_set& e) {
+    e.restore();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+  } catch (...) {
+    PyErr_SetString(PyExc_RuntimeError, "unknown C++ exception");
+  }
+}
+
 void bind_errors(py::module_& m) {
   const py::handle value_error(PyExc_ValueError);
   const py::handle assertion_error(PyExc_AssertionError);

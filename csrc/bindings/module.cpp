@@ -5,4 +5,5 @@ PYBIND11_MODULE(_core, m) {
   m.attr("__version__") = KVPLAN_VERSION;
   kvplan::bindings::bind_errors(m);
   kvplan::bindings::bind_block_pool(m);
+  kvplan::bindings::bind_vllm_block_pool(m);
 }

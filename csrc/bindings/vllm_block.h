@@ -1,0 +1,93 @@
+#pragma once
+
+#include <Python.h>
+
+#include <cstddef>
+#include <string_view>
+
+#include "block_pool/zeroed_array.h"
+#include "kvplan/block_pool.h"
+
+/// The block object of the vLLM face, `kvplan.vllm.block_pool.KVCacheBlock`.
+namespace kvplan::bindings {
+
+struct BlockArena;
+
+/// Two kinds of object share one Python type. A pooled block lies in a slot of its pool's arena
+/// and ends before `pool`; all it knows besides the mirrored members is asked of the pool. A
+/// standalone block, made by calling the type, owns the remaining fields.
+///
+/// `block_id`, `ref_cnt` and `is_null` are object members rather than integers because CPython's
+/// interpreter has a fast path for reading exactly those (LOAD_ATTR_SLOT).
+struct BlockObject {
+  PyObject ob_base;
+  PyObject* block_id;
+  PyObject* ref_cnt;
+  PyObject* is_null;
+  BlockArena* arena;  // null: standalone
+  BlockId id;
+  PyObject* pool;
+  PyObject* block_hash;
+  PyObject* num_tokens;
+  PyObject* prev_free_block;
+  PyObject* next_free_block;
+
+  PyObject* as_object() { return &ob_base; }
+};
+
+extern PyTypeObject block_type;
+/// `pool.blocks`: a sequence of all blocks that makes the objects when they are asked for.
+extern PyTypeObject block_sequence_type;
+
+/// The native pool and its block objects. Lives as long as the Python pool, a block or a sequence.
+struct BlockArena {
+  struct alignas(64) Slot {
+    unsigned char bytes[64];
+  };
+  static_assert(offsetof(BlockObject, pool) <= sizeof(Slot));
+
+  BlockArena(int64_t num_blocks, BlockPoolOptions options, PyObject* owner_)
+      : pool(num_blocks, options), slots(static_cast<size_t>(num_blocks)), owner(owner_) {}
+
+  /// Borrowed; the arena itself holds one reference. Null with a Python error if out of memory.
+  BlockObject* block(BlockId id) {
+    auto* object = reinterpret_cast<BlockObject*>(slots[static_cast<size_t>(id)].bytes);
+    return object->ob_base.ob_type != nullptr ? object : make_block(id);
+  }
+  /// Copies the number of holders into the object.
+  void mirror_ref_count(BlockId id, int32_t count);
+  /// Called when the Python pool is gone: the blocks that nobody holds go too.
+  void abandon();
+  void release() {
+    if (--users == 0) delete this;
+  }
+
+  BlockPool pool;
+  detail::ZeroedArray<Slot> slots;
+  PyObject* owner;   // the Python pool, borrowed; null once it is gone
+  size_t users = 1;  // the Python pool, block objects, sequences
+
+ private:
+  BlockObject* make_block(BlockId id);
+};
+
+/// A key as vLLM writes it: the hash, then the group id in 4 bytes, big-endian.
+struct HashAndGroup {
+  std::string_view hash;
+  PoolGroupId group_id{};
+};
+/// False with a Python error if it is none.
+bool parse_key(PyObject* key, HashAndGroup& result);
+PyObject* make_key(std::string_view hash, PoolGroupId group_id);
+
+/// A new reference to a small integer object.
+PyObject* small_int(long value);
+
+/// A new reference to a `pool.blocks`.
+PyObject* make_block_sequence(BlockArena* arena);
+
+/// Readies a type object that started as zeros.
+bool ready_static_type(PyTypeObject& type);
+bool ready_block_types();
+
+}  // namespace kvplan::bindings

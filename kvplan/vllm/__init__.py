@@ -1,0 +1,1 @@
+"""vLLM drop-ins: the planner and the block pool behind vLLM's own names."""

@@ -1,0 +1,589 @@
+"""vLLM's block pool on kvplan's: same names, same order, same events.
+
+`BlockPool` mirrors vllm/v1/core/block_pool.py::BlockPool (0.33, and 0.32's call forms). The state
+lives in the native pool; this class adds what only Python has: the request's tokens in events,
+metrics and reuse callbacks. Unlike vLLM's, an operation that would break the pool (a block freed
+more often than it is held, a block of no pool) raises a ValueError and changes nothing, and a
+boundary hash that a later one has replaced does not come back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import vllm
+import vllm.v1.core.block_pool as _vllm_block_pool
+from vllm.distributed.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.logger import init_logger
+from vllm.multimodal.utils import get_mm_features_in_window
+from vllm.v1.core import kv_cache_utils as _utils
+
+from kvplan._core import KVCacheBlock, VllmBlockPool
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+    from vllm.v1.request import Request
+
+__all__ = [
+    "BlockPool",
+    "FreeKVCacheBlockQueue",
+    "KVCacheBlock",
+    "install",
+    "is_installed",
+    "uninstall",
+    "unsupported_reason",
+]
+
+# Lines that users look for keep the name of the module they came from.
+_vllm_logger = init_logger("vllm.v1.core.block_pool")
+_logger = logging.getLogger(__name__)
+
+
+class FreeKVCacheBlockQueue:
+    """Free blocks in order of eviction, linked through the blocks themselves.
+
+    Mirrors vllm/v1/core/kv_cache_utils.py::FreeKVCacheBlockQueue (0.33), for blocks that belong to
+    no pool; `BlockPool.free_block_queue` is the same interface over a pool.
+    """
+
+    def __init__(self, blocks: list[KVCacheBlock]) -> None:
+        self.num_free_blocks = 0
+        self.fake_free_list_head = KVCacheBlock(block_id=-1)
+        self.fake_free_list_tail = KVCacheBlock(block_id=-1)
+        _link(self.fake_free_list_head, self.fake_free_list_tail)
+        self.append_n(blocks)
+
+    def popleft(self) -> KVCacheBlock:
+        """The first block; raises ValueError if there is none."""
+        if self.num_free_blocks == 0:
+            raise ValueError("No free blocks available")
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        """The first `n` blocks; raises AssertionError if there are fewer."""
+        assert self.num_free_blocks >= n, f"{n} blocks wanted, {self.num_free_blocks} are free"
+        blocks = []
+        for _ in range(n):
+            block = self.fake_free_list_head.next_free_block
+            self.remove(block)
+            blocks.append(block)
+        return blocks
+
+    def remove(self, block: KVCacheBlock) -> None:
+        """Takes a block out; raises RuntimeError if it is not in the list."""
+        if block.prev_free_block is None or block.next_free_block is None:
+            raise RuntimeError(f"{block} is not in the free list")
+        _link(block.prev_free_block, block.next_free_block)
+        block.prev_free_block = block.next_free_block = None
+        self.num_free_blocks -= 1
+
+    def append(self, block: KVCacheBlock) -> None:
+        """Puts one block at the end."""
+        self.append_n([block])
+
+    def append_n(self, blocks: list[KVCacheBlock]) -> None:
+        """Puts blocks at the end, in their order."""
+        self._insert_after(self.fake_free_list_tail.prev_free_block, blocks)
+
+    def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
+        """Puts blocks at the front, in their order."""
+        self._insert_after(self.fake_free_list_head, blocks)
+
+    def _insert_after(self, left: KVCacheBlock, blocks: list[KVCacheBlock]) -> None:
+        right = left.next_free_block
+        for block in blocks:
+            _link(left, block)
+            left = block
+        _link(left, right)
+        self.num_free_blocks += len(blocks)
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        """All blocks of the list, in order."""
+        return list(self.iter_blocks_after(None))
+
+    def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
+        """The blocks after `cursor`, or all; links are read as the iteration proceeds."""
+        start = self.fake_free_list_head if cursor is None else cursor
+        block = start.next_free_block
+        while block is not None and block is not self.fake_free_list_tail:
+            yield block
+            block = block.next_free_block
+
+
+def _link(left: KVCacheBlock, right: KVCacheBlock) -> None:
+    left.next_free_block = right
+    right.prev_free_block = left
+
+
+class _PoolFreeQueue(FreeKVCacheBlockQueue):
+    """The free list of a native pool. Blocks taken out here have no holder until put back."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+
+    @property
+    def num_free_blocks(self) -> int:  # type: ignore[override]
+        return self._pool.get_num_free_blocks()
+
+    def remove(self, block: KVCacheBlock) -> None:
+        self._pool._detach_free(block)
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        assert self.num_free_blocks >= n, f"{n} blocks wanted, {self.num_free_blocks} are free"
+        blocks = []
+        for _ in range(n):
+            block = self._pool._first_free()
+            self._pool._detach_free(block)
+            blocks.append(block)
+        return blocks
+
+    def append_n(self, blocks: list[KVCacheBlock]) -> None:
+        self._pool._attach_free_back(blocks)
+
+    def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
+        self._pool._attach_free_front(blocks)
+
+    def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
+        block = self._pool._first_free() if cursor is None else cursor.next_free_block
+        while block is not None:
+            yield block
+            block = block.next_free_block
+
+
+class _BlockHashToBlockMap:
+    """Mirrors vllm/v1/core/block_pool.py::BlockHashToBlockMap (0.33) over a native pool."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+
+    def get_one_block(self, key: bytes) -> KVCacheBlock | None:
+        return self._pool._get_one_block(key)
+
+    def contain(self, key: bytes, block_id: int) -> bool:
+        return self._pool._has_key(key, block_id)
+
+    def __len__(self) -> int:
+        return self._pool._num_cached_hashes()
+
+
+class _SecondaryHashes:
+    """block id -> keys besides the primary one; what readers of vLLM's dict use of it."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+
+    def get(self, block_id: int, default: Any = None) -> Any:
+        keys = self._pool._secondary_keys(block_id)
+        return set(keys) if keys else default
+
+    def __getitem__(self, block_id: int) -> set[bytes]:
+        keys = self._pool._secondary_keys(block_id)
+        if not keys:
+            raise KeyError(block_id)
+        return set(keys)
+
+    def __contains__(self, block_id: int) -> bool:
+        return bool(self._pool._secondary_keys(block_id))
+
+
+class BlockPool(VllmBlockPool):
+    """Drop-in for vLLM's BlockPool; see the module's docstring.
+
+    num_gpu_blocks: blocks of the pool, the null block included. hash_block_size: tokens per block
+    hash. num_hash_lookahead_tokens: tokens after each block that its hash covers. Raises
+    AssertionError if num_gpu_blocks is no positive int.
+    """
+
+    def __init__(
+        self,
+        num_gpu_blocks: int,
+        enable_caching: bool,
+        hash_block_size: int,
+        enable_kv_cache_events: bool = False,
+        metrics_collector: KVCacheMetricsCollector | None = None,
+        num_hash_lookahead_tokens: int = 0,
+        medium: str = MEDIUM_GPU,
+    ) -> None:
+        assert isinstance(num_gpu_blocks, int), "num_gpu_blocks must be an int"
+        assert num_gpu_blocks > 0, "a block pool has at least the null block"
+        super().__init__(num_gpu_blocks, enable_caching, hash_block_size, enable_kv_cache_events)
+        self.num_gpu_blocks = num_gpu_blocks
+        self.hash_block_size = hash_block_size
+        self.num_hash_lookahead_tokens = num_hash_lookahead_tokens
+        self.medium = medium
+        self.metrics_collector = metrics_collector
+        self.null_block = self.blocks[0]
+        self.kv_event_queue: list[KVCacheEvent] = []
+        self._reuse_watchers: dict[int, Callable[[KVCacheBlock], None]] = {}
+
+    @property
+    def free_block_queue(self) -> FreeKVCacheBlockQueue:
+        """Free blocks in order of eviction."""
+        return _PoolFreeQueue(self)
+
+    @property
+    def cached_block_hash_to_block(self) -> _BlockHashToBlockMap:
+        """Lookup by key (hash and group id)."""
+        return _BlockHashToBlockMap(self)
+
+    @property
+    def cached_block_hashes_by_block(self) -> _SecondaryHashes:
+        """Keys of a block besides its primary one."""
+        return _SecondaryHashes(self)
+
+    # Prefix cache.
+
+    def cache_partial_block(
+        self,
+        request: Request,
+        block: KVCacheBlock,
+        num_tokens: int,
+        kv_cache_group_id: int,
+        block_size: int,
+        replace_existing_hashes: bool = False,
+    ) -> bytes | None:
+        """Makes the boundary after `num_tokens` tokens, inside `block`, reachable.
+
+        num_tokens: a positive multiple of hash_block_size that the request has hashes for.
+        replace_existing_hashes: the content was replaced, so the block's other keys go.
+
+        Returns the key, or None for the null block and for a boundary that a later one of the
+        same content has replaced (vLLM 0.33 makes such a boundary reachable again).
+        """
+        if block.is_null:
+            return None
+        size = self.hash_block_size
+        assert block_size % size == 0, f"block size {block_size} is no multiple of {size}"
+        assert num_tokens % size == 0, f"{num_tokens} tokens are no multiple of {size}"
+        last = num_tokens // size - 1
+        hashes = request.block_hashes
+        assert 0 <= last < len(hashes), f"{num_tokens} tokens, but {len(hashes)} hashes of {size}"
+        is_new = self._cache_partial(
+            block, hashes[last], num_tokens, kv_cache_group_id, replace_existing_hashes
+        )
+        if is_new is None:
+            return None
+        if is_new and self.enable_kv_cache_events:
+            start = last * size
+            self._append_block_stored(
+                request,
+                kv_cache_group_id,
+                parent_hash=hashes[last - 1] if last else None,
+                hashes=[hashes[last]],
+                spans=[(start, num_tokens)],
+                start=start,
+                end=num_tokens,
+                block_size=size,
+                first_mm_feature=_first_mm_feature(request, start, num_tokens),
+            )
+        return _utils.make_block_hash_with_group_id(hashes[last], kv_cache_group_id)
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Drops the keys of the blocks. An unknown id raises AssertionError and nothing changes."""
+        for block_id in block_ids:
+            assert 0 <= block_id < self.num_gpu_blocks, (
+                f"block id {block_id} is not in the pool, which has {self.num_gpu_blocks} blocks; "
+                "a connector may only report blocks that the scheduler allocated"
+            )
+        blocks = self.blocks
+        for block_id in block_ids:
+            self._maybe_evict_cached_block(blocks[block_id])
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets everything cached; False, and nothing happens, while a block is in use."""
+        if not self._reset():
+            num_used = self.num_gpu_blocks - self.get_num_free_blocks() - 1
+            _vllm_logger.warning(
+                "Failed to reset prefix cache because some blocks (%d) are not freed yet", num_used
+            )
+            return False
+        if self.metrics_collector:
+            self.metrics_collector.reset()
+        _vllm_logger.info("Successfully reset prefix cache")
+        if self.enable_kv_cache_events:
+            self.kv_event_queue.append(AllBlocksCleared())
+        return True
+
+    # Reuse callbacks.
+
+    def unpin_blocks(
+        self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]
+    ) -> None:
+        """Frees blocks that stay readable until the pool reuses them.
+
+        They go to the end of the free list, hashed or not. `on_reuse(block)` is called when one is
+        handed out or the cache is reset.
+        """
+        blocks = list(blocks)
+        self._unpin(blocks)
+        for block in blocks:
+            self._reuse_watchers[block.block_id] = on_reuse
+
+    def _on_block_reused(self, block: KVCacheBlock) -> None:
+        on_reuse = self._reuse_watchers.pop(block.block_id, None)
+        if on_reuse is not None:
+            on_reuse(block)
+
+    # Events.
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """The queued events, oldest first; the queue is empty afterwards."""
+        if not self.enable_kv_cache_events:
+            return []
+        events = self.kv_event_queue
+        self.kv_event_queue = []
+        return events
+
+    def emit_cached_block_events(
+        self, request: Request, num_cached_blocks: int, block_size: int, kv_cache_group_id: int
+    ) -> None:
+        """Reports the first `num_cached_blocks` blocks as stored, without changing anything."""
+        if not self.enable_kv_cache_events or num_cached_blocks == 0:
+            return
+        hashes = _utils.resolve_block_hashes(request.block_hashes, self.hash_block_size, block_size)
+        self._append_block_stored(
+            request,
+            kv_cache_group_id,
+            parent_hash=None,
+            hashes=[hashes[i] for i in range(num_cached_blocks)],
+            spans=[(i * block_size, (i + 1) * block_size) for i in range(num_cached_blocks)],
+            start=0,
+            end=num_cached_blocks * block_size,
+            block_size=block_size,
+        )
+
+    def _emit_block_removed_events(self, block_hashes: list[bytes]) -> None:
+        if self.enable_kv_cache_events:
+            for key in block_hashes:
+                self._append_removed_event(_utils.get_block_hash(key), _utils.get_group_id(key))
+
+    def _append_removed_event(self, block_hash: bytes, group_id: int) -> None:
+        """Called by the native pool for each key that a block loses."""
+        self.kv_event_queue.append(
+            BlockRemoved(
+                block_hashes=[_utils.maybe_convert_block_hash(block_hash)],
+                medium=self.medium,
+                group_idx=group_id,
+            )
+        )
+
+    def _append_stored_event(
+        self,
+        request: Request,
+        blocks: list[KVCacheBlock],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: list[bool] | None,
+    ) -> None:
+        """Called by the native cache_full_blocks after it has stored the blocks."""
+        hashes = _utils.resolve_block_hashes(request.block_hashes, self.hash_block_size, block_size)
+        stored = [
+            i
+            for i in range(num_cached_blocks, num_full_blocks)
+            if not blocks[i].is_null and (block_mask is None or block_mask[i - num_cached_blocks])
+        ]
+        self._append_block_stored(
+            request,
+            kv_cache_group_id,
+            parent_hash=hashes[num_cached_blocks - 1] if num_cached_blocks else None,
+            hashes=[hashes[i] for i in stored],
+            spans=[(i * block_size, (i + 1) * block_size) for i in stored],
+            start=num_cached_blocks * block_size,
+            end=num_full_blocks * block_size,
+            block_size=block_size,
+        )
+
+    def _append_block_stored(
+        self,
+        request: Request,
+        group_id: int,
+        *,
+        parent_hash: bytes | None,
+        hashes: list[bytes],
+        spans: list[tuple[int, int]],
+        start: int,
+        end: int,
+        block_size: int,
+        first_mm_feature: int = 0,
+    ) -> None:
+        """Queues one event: `spans` are the token ranges of `hashes`, [start, end) that of all."""
+        convert = _utils.maybe_convert_block_hash
+        extra_keys = []
+        mm_feature = first_mm_feature
+        for span_start, span_end in spans:
+            keys, mm_feature = self._extra_keys(request, span_start, span_end, mm_feature)
+            extra_keys.append(keys)
+        lora = request.lora_request
+        lookahead: dict[str, Any] = {}
+        if n := self.num_hash_lookahead_tokens:
+            tokens = request.all_token_ids
+            lookahead["lookahead_token_ids"] = [tokens[e : e + n] for _, e in spans]
+        self.kv_event_queue.append(
+            BlockStored(
+                block_hashes=[convert(block_hash) for block_hash in hashes],
+                parent_block_hash=None if parent_hash is None else convert(parent_hash),
+                token_ids=request.all_token_ids[start:end],
+                block_size=block_size,
+                lora_id=lora.adapter_id if lora else None,
+                medium=self.medium,
+                lora_name=lora.name if lora else None,
+                extra_keys=_utils.to_event_extra_keys(extra_keys),
+                group_idx=group_id,
+                session_id=request.session_id,
+                **lookahead,
+            )
+        )
+
+    def _extra_keys(self, request: Request, start: int, end: int, first_mm_feature: int) -> Any:
+        """What besides its tokens a block's hash covers, over the same window as the hash."""
+        if n := self.num_hash_lookahead_tokens:
+            return _utils.generate_lookahead_block_hash_extra_keys(
+                request, start, end, end + n, first_mm_feature
+            )
+        return _utils.generate_block_hash_extra_keys(request, start, end, first_mm_feature)
+
+
+def _first_mm_feature(request: Request, start: int, end: int) -> int:
+    """Index of the request's first multimodal feature that can reach into [start, end)."""
+    features = request.mm_features
+    if start == 0 or not features:
+        return 0
+    last = features[-1].mm_position
+    if last.offset + last.length <= start:
+        return 0
+    return get_mm_features_in_window(features, start, end)[0]
+
+
+# Installation.
+
+_TESTED_VERSIONS = ("0.32.", "0.33.")
+
+# Attributes of vLLM's pool that its managers, its connectors and its own methods use. A name that
+# is missing here means a vLLM whose pool does something that this one does not know.
+_KNOWN_ATTRIBUTES = frozenset(
+    [
+        "get_cached_block",
+        "cache_full_blocks",
+        "emit_cached_block_events",
+        "cache_partial_block",
+        "move_block_hashes",
+        "get_new_blocks",
+        "unpin_blocks",
+        "touch",
+        "is_block_writable",
+        "free_blocks",
+        "evict_blocks",
+        "reset_prefix_cache",
+        "get_num_free_blocks",
+        "get_usage",
+        "take_events",
+        "_generate_event_extra_keys",
+        "_lookahead_token_ids",
+        "_build_block_stored_event",
+        "_get_partial_block_hash",
+        "_get_partial_block_parent_hash_and_start",
+        "_remove_cached_block_hashes",
+        "_emit_block_removed_events",
+        "_insert_block_hash",
+        "_notify_reuse",
+        "_maybe_evict_cached_block",
+    ]
+)
+_KNOWN_ARGUMENTS = frozenset(
+    [
+        "self",
+        "num_gpu_blocks",
+        "enable_caching",
+        "hash_block_size",
+        "enable_kv_cache_events",
+        "metrics_collector",
+        "num_hash_lookahead_tokens",
+        "medium",
+    ]
+)
+_KNOWN_FIELDS = frozenset(
+    [
+        "block_id",
+        "ref_cnt",
+        "pool",
+        "_block_hash",
+        "_block_hash_num_tokens",
+        "prev_free_block",
+        "next_free_block",
+        "is_null",
+    ]
+)
+
+_vllm_pool_class: type = _vllm_block_pool.BlockPool
+_replaced: list[Any] = []
+_warned: set[str] = set()
+
+
+def unsupported_reason() -> str | None:
+    """Why vLLM's own pool must stay, or None."""
+    if not vllm.__version__.startswith(_TESTED_VERSIONS):
+        tested = " and ".join(version + "x" for version in _TESTED_VERSIONS)
+        return f"vLLM {vllm.__version__} was not tested with it, but {tested} were"
+    pool = _vllm_block_pool.BlockPool
+    if pool is not BlockPool and pool.__module__ != _vllm_block_pool.__name__:
+        return f"vLLM's pool was already replaced by {pool.__module__}.{pool.__qualname__}"
+    unknown = [name for name in vars(_vllm_pool_class) if not name.startswith("__")]
+    unknown = sorted(set(unknown) - _KNOWN_ATTRIBUTES)
+    code = _vllm_pool_class.__init__.__code__
+    unknown += sorted(
+        set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) - _KNOWN_ARGUMENTS
+    )
+    unknown += sorted(set(_utils.KVCacheBlock.__dataclass_fields__) - _KNOWN_FIELDS)
+    if unknown:
+        return f"vLLM's pool has what this one does not know: {', '.join(unknown)}"
+    return None
+
+
+def install() -> bool:
+    """Makes vLLM use kvplan's pool wherever it imported its own; whether it does afterwards.
+
+    Does nothing if KVPLAN_BLOCK_POOL=0. If vLLM's pool is not one that kvplan can stand in for,
+    vLLM's stays, with one warning that says why. Pools that exist already stay as they are.
+    """
+    if is_installed():
+        return True
+    if os.environ.get("KVPLAN_BLOCK_POOL", "1") == "0":
+        return False
+    reason = unsupported_reason()
+    if reason is not None:
+        if reason not in _warned:
+            _warned.add(reason)
+            _logger.warning("kvplan leaves vLLM's block pool in place: %s", reason)
+        return False
+    # vLLM's subclasses of its pool (HiSparse's host pool) keep their base if they exist before.
+    import vllm.v1.core.kv_cache_coordinator  # noqa: F401
+
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("vllm.") or module is None:
+            continue
+        if vars(module).get("BlockPool") is _vllm_pool_class:
+            module.BlockPool = BlockPool  # type: ignore[attr-defined]
+            _replaced.append(module)
+    return True
+
+
+def uninstall() -> None:
+    """Undoes install(), also in modules that vLLM imported since."""
+    if not is_installed():
+        return
+    for name, module in list(sys.modules.items()):
+        if name.startswith("vllm.") and vars(module).get("BlockPool") is BlockPool:
+            module.BlockPool = _vllm_pool_class  # type: ignore[attr-defined]
+    _replaced.clear()
+
+
+def is_installed() -> bool:
+    """Whether new vLLM pools are kvplan's."""
+    return bool(_replaced)
