@@ -48,10 +48,12 @@ PageDemand page_demand(const KVCacheSpec& s, const PlanningConfig& c) {
       return fixed(s, 0);
     case SpecKind::kCrossAttention:
       return fixed(s, checked::cdiv(c.max_num_encoder_input_tokens, s.block_size));
-    case SpecKind::kMamba:
-      return fixed(s, c.mamba_cache_mode == MambaCacheMode::kAlign
-                          ? 2 + s.num_speculative_blocks + s.num_prefill_checkpoint_blocks
-                          : 1 + s.num_speculative_blocks);
+    case SpecKind::kMamba: {
+      const int64_t states = checked::add(1, s.num_speculative_blocks, "Mamba states");
+      if (c.mamba_cache_mode != MambaCacheMode::kAlign) return fixed(s, states);
+      return fixed(s, checked::add(checked::add(1, s.num_prefill_checkpoint_blocks, "Mamba states"),
+                                   states, "Mamba states"));
+    }
     case SpecKind::kHiSparseHot:
       return fixed(s, s.blocks_per_request);
     case SpecKind::kHiSparseResident:
@@ -83,7 +85,8 @@ int64_t max_num_blocks_per_req(const KVCacheSpec& s, const PlanningConfig& c, in
     case SpecKind::kMamba:
       // Rows are indexed by position even though only a few states are resident.
       if (c.mamba_cache_mode == MambaCacheMode::kAlign) {
-        return checked::cdiv(max_len, s.block_size) + s.num_speculative_blocks;
+        return checked::add(checked::cdiv(max_len, s.block_size), s.num_speculative_blocks,
+                            "block table entries");
       }
       return page_demand(s, c).pages(c.max_model_len);
     default: {

@@ -30,6 +30,13 @@ class PlanView {
   PlanningContext ctx_;
 };
 
+/// `requests` x `length`, cut off at the 64-bit range.
+int64_t tokens_of(double requests, double length) {
+  const double tokens = requests * length;
+  constexpr double kLimit = 9223372036854775808.0;  // 2^63
+  return tokens < kLimit ? static_cast<int64_t>(tokens) : std::numeric_limits<int64_t>::max();
+}
+
 /// The worker whose blocks hold the fewest requests, by its own memory.
 size_t limiting_worker(const Plan& plan) {
   size_t limiting = 0;
@@ -145,14 +152,14 @@ Capacity capacity(const Plan& plan) {
   const int64_t steady = alone.total_blocks(plan.config.max_model_len);
   if (blocks == 0) return c;
   c.max_concurrency = static_cast<double>(plan.num_blocks) / static_cast<double>(blocks);
-  c.tokens = static_cast<int64_t>(c.max_concurrency * length);
+  c.tokens = tokens_of(c.max_concurrency, length);
   const auto usable = static_cast<double>(plan.num_blocks - 1);
-  c.usable_tokens = static_cast<int64_t>(usable / static_cast<double>(blocks) * length);
+  c.usable_tokens = tokens_of(usable / static_cast<double>(blocks), length);
   if (steady > 0) {
     // What the in-flight tokens take is counted once; each request then holds only what it keeps.
     c.steady_concurrency = std::max(
         0.0, (usable - static_cast<double>(blocks - steady)) / static_cast<double>(steady));
-    c.steady_tokens = static_cast<int64_t>(c.steady_concurrency * length);
+    c.steady_tokens = tokens_of(c.steady_concurrency, length);
   }
   return c;
 }

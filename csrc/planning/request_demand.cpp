@@ -76,6 +76,7 @@ int64_t estimate_max_model_len(const RequestDemand& demand, int64_t bytes_per_bl
     const int64_t mid = left + (right - left) / 2;
     if (fits(demand, bytes_per_block, available_bytes, mid)) {
       longest = mid;
+      if (mid == right) break;
       left = mid + 1;
     } else {
       right = mid - 1;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "kvplan/checked.h"
 #include "kvplan/config.h"
 #include "kvplan/spec.h"
 
@@ -20,9 +21,9 @@ struct PageDemand {
 
   /// `cdiv(min(cdiv(L, shards), cap), block_size) + extra`
   int64_t pages(int64_t model_len) const {
-    const int64_t tokens = shards == 1 ? model_len : (model_len + shards - 1) / shards;
+    const int64_t tokens = shards == 1 ? model_len : checked::cdiv(model_len, shards);
     const int64_t held = tokens < cap_tokens ? tokens : cap_tokens;
-    return held / block_size + (held % block_size != 0) + extra_pages;
+    return checked::add(checked::cdiv(held, block_size), extra_pages, "pages of a request");
   }
 
   bool grows_without_bound() const { return cap_tokens == kNoCap; }
