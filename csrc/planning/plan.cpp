@@ -6,6 +6,7 @@
 
 #include "kvplan/checked.h"
 #include "planning/admission.h"
+#include "planning/placement_warnings.h"
 
 namespace kvplan {
 namespace {
@@ -18,9 +19,41 @@ struct Stage {
   bool has_worker = false;
 };
 
+/// Groups from outside may hold anything.
+void validate_groups(const PlanRequest& request, const KVCacheGroups& groups) {
+  std::vector<bool> grouped(request.names()->size());
+  const auto require_spec = [&](SpecId spec) {
+    if (spec.valid() && spec.pos() < request.specs().size()) return;
+    throw InvalidArgument("a KV cache group names spec " + std::to_string(spec.value) +
+                          "; the request has " + std::to_string(request.specs().size()));
+  };
+  const auto require_layer = [&](LayerId layer) {
+    if (layer.valid() && layer.pos() < grouped.size()) return;
+    throw InvalidArgument("a KV cache group names layer " + std::to_string(layer.value) +
+                          "; the request has " + std::to_string(grouped.size()));
+  };
+  for (const KVCacheGroup& g : groups) {
+    require_spec(g.spec);
+    for (LayerId layer : g.layers) {
+      require_layer(layer);
+      if (grouped[layer.pos()]) {
+        throw InconsistentSpec("KV cache group overlaps: layer " + (*request.names())[layer] +
+                               " is in two groups.");
+      }
+      grouped[layer.pos()] = true;
+    }
+    if (!g.is_uniform_type()) continue;
+    for (const LayerSpec& l : *g.layer_specs) {
+      require_layer(l.layer);
+      require_spec(l.spec);
+    }
+  }
+}
+
 void validate_request(const PlanRequest& request, const PlanningConfig& config) {
   validate(config);
   if (request.workers().empty()) throw InvalidArgument("no workers to plan for");
+  if (request.groups()) validate_groups(request, *request.groups());
 }
 
 /// Projects the groups to a stage and places one block, so that a layout that cannot express the
@@ -47,7 +80,13 @@ Stage prepare_stage(const PlanningContext& ctx, const PlanningConfig& config,
   }
   validate_kv_cache_layout(ctx, config.kv_cache_layout, stage.groups);
   stage.bytes_per_block = pool_bytes_per_block(ctx, stage.groups, config.kv_cache_layout);
-  place_kv_cache_groups(ctx, config, stage.groups, stage.bytes_per_block, 1);
+  if (stage.bytes_per_block == 0) {
+    throw InvalidArgument("worker " + std::to_string(worker) +
+                          " holds no KV cache group in device memory");
+  }
+  warn_of_unsafe_strides(
+      ctx, config, stage.groups,
+      place_kv_cache_groups(ctx, config, stage.groups, stage.bytes_per_block, 1));
   return stage;
 }
 

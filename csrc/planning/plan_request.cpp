@@ -29,6 +29,13 @@ size_t PlanRequest::add_layers(LayerSpecs layers) {
   }
   std::vector<bool> seen(names_->size());
   for (const LayerSpec& l : layers) {
+    if (!l.layer.valid() || l.layer.pos() >= names_->size() || !l.spec.valid() ||
+        l.spec.pos() >= specs_.size()) {
+      throw InvalidArgument("a layer list names layer " + std::to_string(l.layer.value) +
+                            " with spec " + std::to_string(l.spec.value) + "; the request has " +
+                            std::to_string(names_->size()) + " layers and " +
+                            std::to_string(specs_.size()) + " specs");
+    }
     if (seen[l.layer.pos()]) {
       throw InvalidArgument("layer " + (*names_)[l.layer] + " is listed twice for one worker");
     }
