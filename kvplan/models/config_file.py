@@ -1,0 +1,104 @@
+"""Find and read a model's ``config.json``."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from kvplan.models.errors import ModelError
+
+#: A config.json is a few kilobytes; anything larger is some other file.
+MAX_CONFIG_BYTES = 16 << 20
+
+_BUILTIN_PACKAGE = "kvplan.models.configs"
+
+
+def builtin_models() -> list[str]:
+    """Names of the models whose published configs come with kvplan, sorted."""
+    files = resources.files("kvplan.models") / "configs"
+    return sorted(
+        entry.name.removesuffix(".json")
+        for entry in files.iterdir()
+        if entry.name.endswith(".json")
+    )
+
+
+def read_config(model: str | Path) -> tuple[dict[str, Any], str]:
+    """The parsed config of a built-in name, a ``config.json`` or a directory holding one.
+
+    Returns:
+        The config and a text that says where it came from.
+
+    Raises:
+        ModelError: If there is no such model or its file is not a model config.
+    """
+    name = str(model)
+    if not name.strip():
+        raise ModelError(
+            "the model is an empty string; give a built-in name, a config.json or a "
+            "directory that holds one"
+        )
+    if isinstance(model, str) and name in builtin_models():
+        text = (resources.files("kvplan.models") / "configs" / f"{name}.json").read_text()
+        return _parse(text, name), name
+    path = Path(name)
+    if path.is_dir():
+        path = _config_in_directory(path)
+    if not path.exists():
+        raise ModelError(_not_found(name))
+    if not path.is_file():
+        raise ModelError(f"{path} is not a regular file")
+    size = path.stat().st_size
+    if size > MAX_CONFIG_BYTES:
+        raise ModelError(
+            f"{path} is {size:,} bytes; a model config is at most {MAX_CONFIG_BYTES:,} bytes, so "
+            "this is some other file"
+        )
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise ModelError(f"{path} is not a JSON text file") from None
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
+    return _parse(text, str(path)), str(path)
+
+
+def _config_in_directory(directory: Path) -> Path:
+    path = directory / "config.json"
+    if path.exists():
+        return path
+    if any(directory.glob("*.gguf")):
+        raise ModelError(
+            f"{directory} holds GGUF files and no config.json; GGUF metadata is not read. Put the "
+            "original model's config.json beside them"
+        )
+    if (directory / "params.json").exists():
+        raise ModelError(
+            f"{directory} holds a params.json (Mistral format) and no config.json; give the "
+            "model's Hugging Face config.json"
+        )
+    raise ModelError(f"the directory {directory} holds no config.json")
+
+
+def _not_found(name: str) -> str:
+    known = builtin_models()
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return (
+        f"no such model {name!r}: neither a file or directory nor a built-in name.{hint} "
+        f"Built in: {', '.join(known)}"
+    )
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        where = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise ModelError(f"{source} is not valid JSON{where}") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{source} holds a JSON {type(config).__name__}, not an object")
+    return config

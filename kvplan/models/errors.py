@@ -1,0 +1,42 @@
+"""What can be wrong with a model, each as one clear message."""
+
+from __future__ import annotations
+
+
+class ModelError(ValueError):
+    """A model cannot be planned; the message names the value and what would help."""
+
+
+class UnknownArchitecture(ModelError):
+    """No family of kvplan knows this architecture.
+
+    Attributes:
+        architecture: The name in the config.
+        suggestion: The nearest known name, or None.
+    """
+
+    def __init__(self, architecture: str, suggestion: str | None, known: list[str]) -> None:
+        self.architecture = architecture
+        self.suggestion = suggestion
+        hint = f" Did you mean {suggestion}?" if suggestion else ""
+        super().__init__(
+            f"unknown architecture {architecture!r}.{hint} Its KV cache is not guessed; known "
+            f"architectures: {', '.join(known)}"
+        )
+
+
+class MissingKey(ModelError):
+    """The config lacks a key that the KV cache depends on.
+
+    Attributes:
+        key: Name of the key.
+    """
+
+    def __init__(self, key: str, model_type: str, *, transformers_installed: bool) -> None:
+        self.key = key
+        why = (
+            f"transformers has no default for model type {model_type!r} either"
+            if transformers_installed
+            else "with transformers installed, its config class's default would be used"
+        )
+        super().__init__(f"the config has no {key!r}, which the KV cache depends on; {why}")

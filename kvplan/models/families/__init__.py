@@ -1,0 +1,1 @@
+"""One module per attention family: a model config to its layers."""

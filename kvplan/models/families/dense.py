@@ -1,0 +1,66 @@
+"""Grouped-query attention in every layer, all of it full or all of it in a sliding window."""
+
+from __future__ import annotations
+
+from kvplan.models.config_view import ConfigView
+from kvplan.models.families.context import FamilyContext
+from kvplan.models.families.windows import model_window, window_of_layers
+from kvplan.models.layers import AttentionLayer, ModelLayers
+
+
+def dense(context: FamilyContext) -> ModelLayers:
+    """Layers that differ at most in their window."""
+    text = context.text
+    num_layers = context.text.num_layers
+    kv_heads = _kv_heads(context)
+    head_size = _head_size(context)
+    windows = window_of_layers(context)
+    layers = tuple(
+        AttentionLayer(
+            name=context.name(i),
+            index=i,
+            num_kv_heads=kv_heads,
+            head_size=head_size,
+            sliding_window=windows[i],
+            has_sinks=bool(context.setting("sinks", False)),
+            non_causal=bool(context.setting("non_causal", False)),
+        )
+        for i in range(num_layers)
+    )
+    return ModelLayers(
+        layers=layers,
+        num_hidden_layers=num_layers,
+        page_kv_heads=kv_heads,
+        page_head_size=head_size,
+        mm_prefix=bool(context.setting("mm_prefix", False)),
+        model_type=text.model_type,
+    )
+
+
+def _kv_heads(context: FamilyContext) -> int:
+    text = context.text
+    if context.setting("all_heads"):
+        return text.num_heads
+    if context.setting("falcon"):
+        return _falcon_kv_heads(text)
+    return text.num_kv_heads
+
+
+def _falcon_kv_heads(text: ConfigView) -> int:
+    """Falcon's multi-query models keep one KV head unless they have the new decoder."""
+    if text.get("new_decoder_architecture", False):
+        return text.optional_size("num_kv_heads") or text.num_heads
+    return 1 if text.get("multi_query", True) else text.num_heads
+
+
+def _head_size(context: FamilyContext) -> int:
+    """A head's elements; some model code ignores ``head_dim``."""
+    text = context.text
+    if context.setting("split_hidden"):
+        return text.size("hidden_size") // text.num_heads
+    if context.setting("mla_as_heads"):
+        return text.size("qk_nope_head_dim") + text.size("qk_rope_head_dim")
+    return text.head_size
+
+
+__all__ = ["dense", "model_window"]

@@ -1,0 +1,135 @@
+"""Linear attention between full layers: Qwen3-Next and 3.5, OLMo hybrid, LFM2, Bailing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvplan.models.config_view import ConfigView
+from kvplan.models.errors import ModelError
+from kvplan.models.families.context import FamilyContext
+from kvplan.models.families.states import gated_delta_shapes, short_conv_shapes, state_dtypes
+from kvplan.models.layers import AttentionLayer, Layer, ModelLayers, StateLayer
+
+#: FlashInfer's gated-delta prefill exports states at multiples of this many tokens.
+_FLASHINFER_CHECKPOINT = 64
+
+_FULL = frozenset({"full_attention", "attention"})
+_LINEAR = frozenset({"linear_attention"})
+_DEFAULT_INTERVAL = 4
+
+
+def _kinds(text: ConfigView) -> list[str]:
+    num_layers = text.num_layers
+    kinds = text.layer_types(num_layers)
+    if kinds is None:
+        interval = text.optional_size("full_attention_interval", _DEFAULT_INTERVAL)
+        kinds = [
+            "full_attention" if (i + 1) % interval == 0 else "linear_attention"
+            for i in range(num_layers)
+        ]
+    for i, kind in enumerate(kinds):
+        if kind not in _FULL | _LINEAR:
+            raise ModelError(f"{text.where}.layer_types[{i}] is {kind!r}, which is unknown")
+    return kinds
+
+
+def uses_flashinfer_prefill(context: FamilyContext) -> bool:
+    """Whether gated-delta prefill runs on FlashInfer: Hopper, or Blackwell with 128-wide keys.
+
+    Mirrors vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py::
+    _resolve_gdn_prefill_backend (0.33) with CUDA 13.
+    """
+    major = context.options.device_capability[0]
+    if major == 9:
+        return True
+    return major in (10, 12) and context.text.get("linear_key_head_dim") == 128
+
+
+def gated_delta(context: FamilyContext) -> ModelLayers:
+    """Gated delta networks with a full-attention layer every few layers."""
+    text, options = context.text, context.options
+    kinds = _kinds(text)
+    kv_heads, head_size = text.num_kv_heads, text.head_size
+    shapes = gated_delta_shapes(
+        context.tp,
+        text.size("linear_num_key_heads"),
+        text.size("linear_num_value_heads"),
+        text.size("linear_key_head_dim"),
+        text.size("linear_value_head_dim"),
+        text.size("linear_conv_kernel_dim"),
+        options.num_speculative_tokens,
+    )
+    ssm_dtype = text.own("mamba_ssm_dtype") if context.setting("own_ssm_dtype") else None
+    dtypes = state_dtypes(options, context.dtype, ssm_dtype=ssm_dtype)
+    exports = context.setting("exports_checkpoints", True) and uses_flashinfer_prefill(context)
+    aligned = options.enable_prefix_caching is not False
+    linear = context.setting("linear_pattern", "")
+
+    def layers() -> Iterator[Layer]:
+        for i, kind in enumerate(kinds):
+            if kind in _FULL:
+                yield AttentionLayer(
+                    name=context.name(i), index=i, num_kv_heads=kv_heads, head_size=head_size
+                )
+            else:
+                yield StateLayer(
+                    name=linear.format(i=i),
+                    index=i,
+                    shapes=shapes,
+                    dtypes=dtypes,
+                    mamba_type="gdn_attn",
+                    checkpoint_alignment=_FLASHINFER_CHECKPOINT if exports and aligned else None,
+                )
+
+    found = tuple(layers())
+    return ModelLayers(
+        layers=found,
+        num_hidden_layers=len(kinds),
+        is_hybrid=True,
+        page_kv_heads=kv_heads,
+        page_head_size=head_size,
+        model_type=text.model_type,
+    )
+
+
+def short_conv(context: FamilyContext) -> ModelLayers:
+    """LFM2: short convolutions with full-attention layers between them."""
+    text, options = context.text, context.options
+    num_layers, kv_heads, head_size = text.num_layers, text.num_kv_heads, text.head_size
+    kinds = text.layer_types(num_layers) or _lfm2_kinds(text, num_layers)
+    channels = text.size(context.setting("conv_dim_key", "conv_dim"))
+    kernel = text.size("conv_L_cache")
+    shapes = short_conv_shapes(context.tp, channels, kernel, options.num_speculative_tokens)
+    dtypes = state_dtypes(options, context.dtype)[:1]
+    conv = context.setting("linear_pattern", "")
+
+    def layers() -> Iterator[Layer]:
+        for i, kind in enumerate(kinds):
+            if kind in _FULL:
+                yield AttentionLayer(
+                    name=context.name(i), index=i, num_kv_heads=kv_heads, head_size=head_size
+                )
+            else:
+                yield StateLayer(
+                    name=conv.format(i=i),
+                    index=i,
+                    shapes=shapes,
+                    dtypes=dtypes,
+                    mamba_type="short_conv",
+                )
+
+    return ModelLayers(
+        layers=tuple(layers()),
+        num_hidden_layers=num_layers,
+        is_hybrid=any(kind not in _FULL for kind in kinds),
+        page_kv_heads=kv_heads,
+        page_head_size=head_size,
+        model_type=text.model_type,
+    )
+
+
+def _lfm2_kinds(text: ConfigView, num_layers: int) -> list[str]:
+    full = text.own("full_attn_idxs")
+    if not isinstance(full, list):
+        return ["full_attention"] * num_layers
+    return ["full_attention" if i in full else "conv" for i in range(num_layers)]

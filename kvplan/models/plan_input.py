@@ -1,0 +1,283 @@
+"""A model config and options, turned into what the planner takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvplan.models.config_file import read_config
+from kvplan.models.config_view import ConfigView, text_view
+from kvplan.models.context_length import derived_max_model_len, resolve_max_model_len
+from kvplan.models.errors import ModelError
+from kvplan.models.families.context import FamilyContext
+from kvplan.models.layers import Layer, ModelLayers
+from kvplan.models.layouts import resolve_layout, supported_layouts
+from kvplan.models.options import ModelOptions
+from kvplan.models.parallel import check_attention_heads, pipeline_stages
+from kvplan.models.registry import Architecture, find_architecture
+from kvplan.models.resolve import Resolution
+from kvplan.packing import storage_dtype
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model's config.
+
+    Attributes:
+        values: The parsed ``config.json``.
+        source: Where it came from: a built-in name or a path.
+    """
+
+    values: dict[str, Any] = field(repr=False)
+    source: str
+
+    @property
+    def architectures(self) -> list[str]:
+        """The config's ``architectures``.
+
+        Raises:
+            ModelError: If there are none.
+        """
+        names = self.values.get("architectures")
+        if isinstance(names, list) and names and all(isinstance(n, str) for n in names):
+            return names
+        raise ModelError(
+            f"{self.source} names no architectures; a model config has a list such as "
+            '"architectures": ["LlamaForCausalLM"]'
+        )
+
+    @property
+    def architecture(self) -> str:
+        """The architecture that kvplan plans.
+
+        Raises:
+            UnknownArchitecture: If no family knows it.
+        """
+        return find_architecture(self.architectures)[0]
+
+    @property
+    def family(self) -> str:
+        """Name of the attention family."""
+        return find_architecture(self.architectures)[1].family_name
+
+
+@dataclass(frozen=True)
+class ModelPlanInput:
+    """What the planner needs to know about a model under some options.
+
+    Attributes:
+        model: The model's config.
+        architecture: The architecture that was planned.
+        family: Name of its attention family.
+        kv_cache_specs: Layer name to spec, one dict per worker (TP ranks of a stage share one).
+        config: Keywords of ``kvplan.PlanningConfig``.
+        backends: Attention backends in layer order.
+        cache_dtype: ``--kv-cache-dtype`` after the model's default.
+        dtype: The model's activation dtype.
+    """
+
+    model: ModelConfig
+    architecture: str
+    family: str
+    kv_cache_specs: list[dict[str, Any]]
+    config: dict[str, Any]
+    backends: list[str]
+    cache_dtype: str
+    dtype: str
+
+    def planning_config(self, **changes: Any) -> Any:
+        """The ``kvplan.PlanningConfig`` of this model, with some fields changed."""
+        from kvplan import PlanningConfig
+
+        return PlanningConfig(**{**self.config, **changes})
+
+
+def load(model: str | Path) -> ModelConfig:
+    """Read a model: a built-in name, a ``config.json``, or a directory that holds one.
+
+    Raises:
+        ModelError: If it cannot be read; the message says what would help.
+    """
+    values, source = read_config(model)
+    return ModelConfig(values, source)
+
+
+def kv_cache_specs(
+    model: ModelConfig | str | Path, options: ModelOptions | None = None
+) -> ModelPlanInput:
+    """The KV cache specs that vLLM 0.33 registers for a model, and the planner's defaults for it.
+
+    Args:
+        model: A loaded config, or what ``load`` takes.
+        options: Engine options; the defaults are vLLM's.
+
+    Raises:
+        ModelError: If the config is wrong, or the options do not fit the model.
+    """
+    model = model if isinstance(model, ModelConfig) else load(model)
+    options = options or ModelOptions()
+    root = ConfigView(_overridden(model.values, options.hf_overrides))
+    name, architecture = find_architecture(model.architectures)
+    text = text_view(root)
+    dtype = _activation_dtype(root, text, options)
+    layers = _family_layers(name, architecture, root, text, options, dtype)
+    num_heads = _num_heads(text, layers)
+    if num_heads:
+        check_attention_heads(num_heads, options.tensor_parallel_size)
+    derived, source = derived_max_model_len(root, text, root.model_type)
+    resolution = Resolution(
+        model=layers,
+        options=options,
+        dtype=dtype,
+        num_heads=num_heads or options.tensor_parallel_size,
+        max_model_len=resolve_max_model_len(derived, source, options),
+        rope_dim=_rope_dim(text),
+    )
+    stages = pipeline_stages(
+        layers.num_hidden_layers,
+        options.pipeline_parallel_size,
+        options.pipeline_layer_partition,
+    )
+    workers = _workers(layers, resolution, stages)
+    specs = [
+        spec for worker in workers[:: options.tensor_parallel_size] for spec in worker.values()
+    ]
+    layout = (
+        resolve_layout(
+            supported_layouts(resolution.declared_layouts()), specs, options.kv_cache_layout
+        )
+        if specs
+        else "LBNHC"
+    )
+    return ModelPlanInput(
+        model=model,
+        architecture=name,
+        family=architecture.family_name,
+        kv_cache_specs=workers,
+        config=_planning_config(layers, resolution, layout),
+        backends=[backend.name for backend in resolution.backends],
+        cache_dtype=resolution.cache_dtype,
+        dtype=dtype,
+    )
+
+
+def _overridden(values: dict[str, Any], overrides: Any) -> dict[str, Any]:
+    merged = dict(values)
+    for key, value in overrides.items():
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = {**merged[key], **value}
+        else:
+            merged[key] = value
+    return merged
+
+
+def _family_layers(
+    name: str,
+    architecture: Architecture,
+    root: ConfigView,
+    text: ConfigView,
+    options: ModelOptions,
+    dtype: str,
+) -> ModelLayers:
+    from kvplan.models.drafters import with_drafter
+
+    context = FamilyContext(
+        architecture=name,
+        root=root,
+        text=text,
+        options=options,
+        dtype=dtype,
+        pattern=architecture.pattern,
+        settings=architecture.settings,
+    )
+    return with_drafter(context, architecture.family(context))
+
+
+def _activation_dtype(root: ConfigView, text: ConfigView, options: ModelOptions) -> str:
+    """The dtype that vLLM runs the model in: float32 checkpoints run in bfloat16.
+
+    Mirrors vllm/config/model.py::_get_and_verify_dtype (0.33) on GPUs with bfloat16.
+    """
+    wanted = options.dtype
+    if wanted != "auto":
+        dtype = {"half": "float16", "float": "float32"}.get(wanted, wanted)
+        if dtype not in _DTYPES:
+            raise ModelError(f"unknown dtype {wanted!r}; known: auto, {', '.join(_DTYPES)}")
+        return dtype
+    for view in (root, text):
+        for key in ("dtype", "torch_dtype"):
+            value = view.values.get(key)
+            if isinstance(value, str):
+                dtype = value.removeprefix("torch.")
+                if dtype not in _DTYPES:
+                    raise ModelError(
+                        f"{view.where}.{key} is {value!r}; known: {', '.join(_DTYPES)}"
+                    )
+                return "bfloat16" if dtype == "float32" else dtype
+    return "bfloat16"
+
+
+def _num_heads(text: ConfigView, layers: ModelLayers) -> int:
+    if layers.is_attention_free:
+        return 0
+    return text.num_heads
+
+
+def _rope_dim(text: ConfigView) -> int | None:
+    head_dim = text.get("head_dim")
+    factor = text.get("partial_rotary_factor", 1.0)
+    if not isinstance(head_dim, int) or not isinstance(factor, (int, float)):
+        return None
+    return int(head_dim * factor)
+
+
+def _workers(
+    layers: ModelLayers, resolution: Resolution, stages: list[range]
+) -> list[dict[str, Any]]:
+    workers: list[dict[str, Any]] = []
+    for number, stage in enumerate(stages):
+        is_last = number == len(stages) - 1
+
+        def belongs(layer: Layer, stage: range = stage, is_last: bool = is_last) -> bool:
+            return is_last if layer.index is None else layer.index in stage
+
+        specs = {layer.name: resolution.spec_of(layer) for layer in layers.layers if belongs(layer)}
+        workers.extend([specs] * resolution.tp)
+    return workers
+
+
+def _planning_config(layers: ModelLayers, resolution: Resolution, layout: str) -> dict[str, Any]:
+    options = resolution.options
+    speculative = options.speculative_config
+    method = speculative.get("method") if speculative is not None else None
+    config: dict[str, Any] = {
+        "max_model_len": resolution.max_model_len,
+        "auto_fit": options.auto_fit,
+        "max_in_flight_tokens": options.max_concurrent_batches * options.max_num_batched_tokens,
+        "max_concurrent_batches": options.max_concurrent_batches,
+        "kv_cache_layout": layout,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "pipeline_parallel_size": options.pipeline_parallel_size,
+        "decode_context_parallel_size": options.decode_context_parallel_size,
+        "mamba_cache_mode": resolution.mamba_cache_mode,
+        "disable_hybrid_kv_cache_manager": options.disable_hybrid_kv_cache_manager,
+        "max_num_encoder_input_tokens": (
+            max(options.max_num_batched_tokens, layers.max_encoder_tokens)
+            if layers.is_encoder_decoder
+            else 0
+        ),
+        "block_size": resolution.block_size,
+        "enable_prefix_caching": resolution.prefix_caching,
+        "model_type": layers.model_type or None,
+    }
+    if method is not None:
+        config["speculative_method"] = method
+        config["use_eagle"] = method in ("eagle", "eagle3", "mtp", "dflash", "dspark")
+        config["use_eagle_block_drop"] = method in ("eagle", "eagle3", "mtp")
+    return config
+
+
+__all__ = ["ModelConfig", "ModelPlanInput", "kv_cache_specs", "load", "storage_dtype"]

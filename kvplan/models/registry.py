@@ -1,0 +1,207 @@
+"""Which family every architecture belongs to, and how vLLM names its layers.
+
+Mirrors vllm/model_executor/models/registry.py (0.33).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvplan.models.errors import UnknownArchitecture
+from kvplan.models.families.chunked_local import chunked_local
+from kvplan.models.families.context import FamilyContext
+from kvplan.models.families.deepseek_v4 import deepseek_v4
+from kvplan.models.families.deepseek_v41 import deepseek_v41
+from kvplan.models.families.dense import dense
+from kvplan.models.families.encoder_decoder import whisper
+from kvplan.models.families.linear_attention import gated_delta, short_conv
+from kvplan.models.families.mamba import (
+    falcon_h1,
+    granite_hybrid,
+    jamba,
+    nemotron_h,
+    pure_mamba,
+    zamba2,
+)
+from kvplan.models.families.mla import mla
+from kvplan.models.layers import ModelLayers
+
+Family = Callable[[FamilyContext], ModelLayers]
+
+_SELF_ATTN = "model.layers.{i}.self_attn.attn"
+_ATTN = "model.layers.{i}.attn.attn"
+_GPT = "transformer.h.{i}.attn.attn"
+_MULTIMODAL = "language_model."
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One row of the table.
+
+    Attributes:
+        family: Function that turns a config into layers.
+        pattern: vLLM's name of a layer's attention.
+        settings: What the family needs to know beyond the config.
+    """
+
+    family: Family
+    pattern: str = _SELF_ATTN
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def family_name(self) -> str:
+        """Name of the family's module."""
+        return self.family.__module__.rpartition(".")[2]
+
+
+def _table() -> dict[str, Architecture]:
+    table: dict[str, Architecture] = {}
+
+    def add(names: str, family: Family, pattern: str = _SELF_ATTN, **settings: Any) -> None:
+        for name in names.split():
+            table[name] = Architecture(family, pattern, settings)
+
+    def multimodal(names: str, base: str, prefix: str = _MULTIMODAL, **settings: Any) -> None:
+        row = table[base]
+        merged = {**row.settings, **settings}
+        if "linear_pattern" in merged:
+            merged["linear_pattern"] = prefix + merged["linear_pattern"]
+        for name in names.split():
+            table[name] = Architecture(row.family, prefix + row.pattern, merged)
+
+    # Every layer alike.
+    add(
+        "LlamaForCausalLM LLaMAForCausalLM MistralForCausalLM Ministral3ForCausalLM "
+        "InternLM3ForCausalLM IQuestCoderForCausalLM TeleChat3ForCausalLM SolarForCausalLM "
+        "TeleChat2ForCausalLM MixtralForCausalLM Qwen2ForCausalLM Qwen2MoeForCausalLM "
+        "Qwen3ForCausalLM Qwen3MoeForCausalLM MiMoForCausalLM Phi3ForCausalLM "
+        "GraniteForCausalLM GraniteMoeForCausalLM GraniteMoeSharedForCausalLM "
+        "GraniteMoeSWAForCausalLM GraniteSWAForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM "
+        "GemmaForCausalLM CohereForCausalLM Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM "
+        "HyperCLOVAXForCausalLM LagunaForCausalLM OlmoeForCausalLM ArceeForCausalLM "
+        "FlexOlmoForCausalLM GlmForCausalLM OlmoForCausalLM Olmo2ForCausalLM "
+        "SeedOssForCausalLM SmolLM3ForCausalLM Jais2ForCausalLM "
+        "HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM MiniMaxM2ForCausalLM "
+        "NemotronForCausalLM ApertusForCausalLM HYV3ForCausalLM OrionForCausalLM "
+        "MiniCPMForCausalLM",
+        dense,
+    )
+    add("PhiForCausalLM StableLmForCausalLM Starcoder2ForCausalLM", dense, ignores_window=True)
+    add("GPT2LMHeadModel GPTJForCausalLM", dense, _GPT, all_heads=True)
+    add("GPTBigCodeForCausalLM", dense, "model.h.{i}.attn.attn", gpt_bigcode=True)
+    add("GPTNeoXForCausalLM", dense, "model.layers.{i}.attention.attn", all_heads=True)
+    add("BloomForCausalLM", dense, "transformer.h.{i}.self_attention.attn", all_heads=True)
+    add("FalconForCausalLM", dense, "transformer.h.{i}.self_attention.attn", falcon=True)
+    add("OPTForCausalLM", dense, "model.decoder.layers.{i}.self_attn.attn", all_heads=True)
+    add("MiniCPM3ForCausalLM", dense, mla_as_heads=True, all_heads=True)
+    # Sliding windows in some layers.
+    add("Gemma2ForCausalLM VaultGemmaForCausalLM", dense, period=2)
+    add("Gemma3ForCausalLM", dense, period=6)
+    add("GptOssForCausalLM", dense, _ATTN, period=2, sinks=True)
+    add("Cohere2ForCausalLM Cohere2MoeForCausalLM", dense, period=4, window_extra=1)
+    add("Exaone4ForCausalLM ExaoneMoeForCausalLM ExaoneMoEForCausalLM", dense, period=4)
+    add("Olmo3ForCausalLM", dense, period=4)
+    add("CwmForCausalLM MellumForCausalLM AfmoeForCausalLM MuseGlimmerForCausalLM", dense)
+    # Chunks, latents, states.
+    add("Llama4ForCausalLM", chunked_local)
+    add(
+        "DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekForCausalLM AXK1ForCausalLM "
+        "Glm4MoeLiteForCausalLM MistralLarge3ForCausalLM PanguUltraMoEForCausalLM "
+        "DeepseekV32ForCausalLM GlmMoeDsaForCausalLM",
+        mla,
+    )
+    add(
+        "LongcatFlashForCausalLM",
+        mla,
+        "model.layers.{i}.self_attn.{j}.attn",
+        attentions_per_layer=2,
+    )
+    add("DeepseekV4ForCausalLM", deepseek_v4, "model.layers.{i}.attn")
+    add("DeepseekV41ForCausalLM", deepseek_v41, "language_model.model.layers.{i}.attn")
+    add("MambaForCausalLM FalconMambaForCausalLM", pure_mamba, "backbone.layers.{i}.mixer")
+    add("Mamba2ForCausalLM", pure_mamba, "backbone.layers.{i}.mixer", version=2)
+    add("JambaForCausalLM", jamba, "model.layers.{i}.attn")
+    add("GraniteMoeHybridForCausalLM", granite_hybrid)
+    add("FalconH1ForCausalLM", falcon_h1, "model.layers.{i}.attn")
+    add("NemotronHForCausalLM NemotronHPuzzleForCausalLM", nemotron_h)
+    add("Zamba2ForCausalLM", zamba2)
+    add(
+        "Qwen3NextForCausalLM",
+        gated_delta,
+        linear_pattern="model.layers.{i}.linear_attn",
+    )
+    add(
+        "Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM",
+        gated_delta,
+        linear_pattern="model.layers.{i}.linear_attn",
+        own_ssm_dtype=True,
+    )
+    add("Lfm2ForCausalLM", short_conv, linear_pattern="model.layers.{i}.short_conv")
+    add(
+        "Lfm2MoeForCausalLM",
+        short_conv,
+        linear_pattern="model.layers.{i}.short_conv",
+        conv_dim_key="hidden_size",
+    )
+    add("WhisperForConditionalGeneration", whisper)
+    # Language models of multimodal wrappers.
+    multimodal(
+        "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration "
+        "Qwen2AudioForConditionalGeneration Qwen2_5OmniForConditionalGeneration "
+        "Qwen2_5OmniModel Qwen3VLForConditionalGeneration Qwen3ASRForConditionalGeneration "
+        "AriaForConditionalGeneration AudioFlamingo3ForConditionalGeneration "
+        "Glm4vForConditionalGeneration GlmOcrForConditionalGeneration "
+        "GlmAsrForConditionalGeneration GraniteSpeechForConditionalGeneration "
+        "GraniteSpeechPlusForConditionalGeneration InternVLForConditionalGeneration "
+        "InternVLChatModel MossTranscribeDiarizeForConditionalGeneration "
+        "PaddleOCRVLForConditionalGeneration LlavaForConditionalGeneration "
+        "LlavaNextForConditionalGeneration LlavaOnevisionForConditionalGeneration "
+        "Mistral3ForConditionalGeneration Qwen3VLMoeForConditionalGeneration "
+        "Glm4vMoeForConditionalGeneration VoxtralForConditionalGeneration",
+        "LlamaForCausalLM",
+    )
+    multimodal(
+        "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration",
+        "LlamaForCausalLM",
+        "",
+    )
+    for name in ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"):
+        table[name] = Architecture(dense, "model.text_model.layers.{i}.self_attn.attn")
+    multimodal("Blip2ForConditionalGeneration", "OPTForCausalLM")
+    multimodal("PaliGemmaForConditionalGeneration", "GemmaForCausalLM", mm_prefix=True)
+    multimodal("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM", mm_prefix=True)
+    multimodal("Cohere2VisionForConditionalGeneration", "Cohere2ForCausalLM")
+    multimodal("Exaone4_5_ForConditionalGeneration", "Exaone4ForCausalLM")
+    multimodal("Llama4ForConditionalGeneration", "Llama4ForCausalLM")
+    multimodal(
+        "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration "
+        "MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration",
+        "Qwen3_5ForCausalLM",
+    )
+    multimodal("MuseGlimmerForConditionalGeneration", "MuseGlimmerForCausalLM", "")
+    return table
+
+
+ARCHITECTURES = _table()
+
+
+def known_architectures() -> list[str]:
+    """Every architecture that can be planned, sorted."""
+    return sorted(ARCHITECTURES)
+
+
+def find_architecture(names: list[str]) -> tuple[str, Architecture]:
+    """The first known architecture of a config's list.
+
+    Raises:
+        UnknownArchitecture: If none is known.
+    """
+    for name in names:
+        if name in ARCHITECTURES:
+            return name, ARCHITECTURES[name]
+    known = known_architectures()
+    near = difflib.get_close_matches(names[0], known, n=1, cutoff=0.75)
+    raise UnknownArchitecture(names[0], near[0] if near else None, known)

@@ -1,0 +1,280 @@
+
+"""Models: what is registered, which options matter, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("kvplan.specs")
+
+from kvplan import models
+from kvplan.models import ModelConfig, ModelError, ModelOptions, UnknownArchitecture
+
+REGISTERED = sorted((Path(__file__).parents[1] / "data" / "registered").glob("*.json"))
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 6,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}
+
+
+def planned(config, **options):
+    return models.kv_cache_specs(ModelConfig(config, "test"), ModelOptions(**options))
+
+
+def without(config, *keys):
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+def options_of(fixture):
+    arguments = dict(fixture["engine_args"])
+    draft = arguments.pop("draft_config", None)
+    if draft is not None:
+        arguments["speculative_config"] = {**arguments["speculative_config"], "config": draft}
+    return ModelOptions(device_capability=tuple(fixture["capability"]), **arguments)
+
+
+@pytest.mark.parametrize("path", REGISTERED, ids=lambda path: path.stem)
+def test_registers_what_vllm_registers(path):
+    fixture = json.loads(path.read_text())
+    plan_input = models.kv_cache_specs(
+        ModelConfig(fixture["config"], path.stem), options_of(fixture)
+    )
+    tp = fixture["engine_args"].get("tensor_parallel_size", 1)
+    assert len(plan_input.kv_cache_specs) == tp * len(fixture["workers"])
+    for mine, theirs in zip(plan_input.kv_cache_specs[::tp], fixture["workers"], strict=True):
+        encoded = {name: json.loads(json.dumps(spec.to_dict())) for name, spec in mine.items()}
+        expected = {name: fixture["specs"][index] for name, index in theirs}
+        assert encoded == expected
+        assert list(encoded) == list(expected)
+        assert {name: spec.is_draft for name, spec in mine.items()} == {
+            name: fixture["specs"][index].get("is_draft", False) for name, index in theirs
+        }
+    assert set(plan_input.backends) == {name for stage in fixture["backends"] for name in stage}
+    config = plan_input.config
+    assert config["kv_cache_layout"] == fixture["layout"]
+    for key in ("block_size", "max_model_len", "mamba_cache_mode", "max_in_flight_tokens"):
+        assert config[key] == fixture[key], key
+
+
+def test_every_builtin_model_has_a_fixture_and_loads():
+    assert models.builtin_models() == [
+        "deepseek-v3.2",
+        "deepseek-v4-flash",
+        "deepseek-v4.1-flash",
+        "gemma-3-27b",
+        "gpt-oss-120b",
+        "jamba-1.5-large",
+        "llama-3.1-70b",
+        "qwen3-next-80b",
+    ]
+    stems = {path.stem for path in REGISTERED}
+    for name in models.builtin_models():
+        assert f"{name}-tp4" in stems
+        assert models.load(name).source == name
+
+
+@pytest.mark.parametrize(
+    ("tp", "heads"), [(1, 8), (2, 4), (8, 1), (16, 1)], ids=["1", "2", "8", "replicated"]
+)
+def test_kv_heads_are_split_then_replicated(tp, heads):
+    plan_input = planned(LLAMA, tensor_parallel_size=tp)
+    assert len(plan_input.kv_cache_specs) == tp
+    assert {s.num_kv_heads for s in plan_input.kv_cache_specs[0].values()} == {heads}
+
+
+def test_tp_that_does_not_divide_the_heads_is_refused():
+    with pytest.raises(ModelError, match=r"32 attention heads must be divisible .* 3; sizes that"):
+        planned(LLAMA, tensor_parallel_size=3)
+    with pytest.raises(ModelError, match="32 attention heads"):
+        planned(LLAMA, tensor_parallel_size=64)
+    config = {**LLAMA, "num_attention_heads": 24, "num_key_value_heads": 6, "head_dim": 64}
+    with pytest.raises(ModelError, match="6 KV heads cannot be spread over"):
+        planned(config, tensor_parallel_size=4)
+
+
+def test_pipeline_stages_follow_vllm():
+    plan_input = planned({**LLAMA, "num_hidden_layers": 10}, pipeline_parallel_size=4)
+    assert [len(worker) for worker in plan_input.kv_cache_specs] == [2, 3, 3, 2]
+    assert plan_input.config["max_in_flight_tokens"] == 5 * 8192
+    explicit = planned(LLAMA, pipeline_parallel_size=2, pipeline_layer_partition=[1, 5])
+    assert [len(worker) for worker in explicit.kv_cache_specs] == [1, 5]
+    with pytest.raises(ModelError, match=r"\[1, 4\] sums to 5, but the model has 6 layers"):
+        planned(LLAMA, pipeline_parallel_size=2, pipeline_layer_partition=[1, 4])
+
+
+def test_dcp_must_divide_tp():
+    with pytest.raises(ModelError, match=r"tensor_parallel_size \(4\) must be divisible by"):
+        planned(LLAMA, tensor_parallel_size=4, decode_context_parallel_size=3)
+
+
+def test_context_length_follows_rope_scaling():
+    assert planned(LLAMA).config["max_model_len"] == 8192
+    linear = {**LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    assert planned(linear).config["max_model_len"] == 32768
+    yarn = {**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    assert planned(yarn).config["max_model_len"] == 8192
+    longrope = {
+        **LLAMA,
+        "rope_scaling": {"type": "longrope"},
+        "original_max_position_embeddings": 4096,
+    }
+    assert planned(longrope).config["max_model_len"] == 4096
+    assert planned(LLAMA, max_model_len=1000).config["max_model_len"] == 1000
+    fitted = planned(LLAMA, max_model_len="auto").config
+    assert (fitted["max_model_len"], fitted["auto_fit"]) == (8192, True)
+    with pytest.raises(ModelError, match=r"max_model_len 9,000 is greater than the model's 8,192"):
+        planned(LLAMA, max_model_len=9000)
+
+
+@pytest.mark.parametrize("name", ["LlamaForCasualLM", "NoSuchModel"])
+def test_unknown_architectures_are_named(name):
+    with pytest.raises(UnknownArchitecture) as caught:
+        planned({**LLAMA, "architectures": [name]})
+    assert caught.value.architecture == name
+    assert repr(name) in str(caught.value)
+    assert "Qwen3NextForCausalLM" in str(caught.value)
+    if name == "LlamaForCasualLM":
+        assert caught.value.suggestion == "LlamaForCausalLM"
+
+
+def test_no_architectures():
+    with pytest.raises(ModelError, match="names no architectures"):
+        planned(without(LLAMA, "architectures"))
+
+
+def test_missing_keys_are_named():
+    config = without({**LLAMA, "model_type": "unheard_of"}, "num_hidden_layers")
+    with pytest.raises(models.MissingKey, match="no 'num_hidden_layers'") as caught:
+        planned(config)
+    assert caught.value.key == "num_hidden_layers"
+
+
+def test_missing_keys_take_the_class_default():
+    pytest.importorskip("transformers")
+    config = without(LLAMA, "num_hidden_layers")
+    assert len(planned(config).kv_cache_specs[0]) == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_key_value_heads": -8}, r"num_key_value_heads is -8; it must be between 1"),
+        ({"num_attention_heads": 0}, r"num_attention_heads is 0"),
+        ({"num_hidden_layers": "6"}, r"num_hidden_layers must be a whole number; got '6'"),
+        ({"num_hidden_layers": 1 << 60}, r"num_hidden_layers is 1152921504606846976"),
+        ({"num_hidden_layers": True}, r"must be a whole number; got True"),
+        ({"hidden_size": 4097}, r"hidden_size \(4097\) is not divisible by num_attention_heads"),
+        ({"torch_dtype": "float64"}, r"torch_dtype is 'float64'"),
+        ({"layer_types": ["full_attention"] * 5}, r"5 entries, but num_hidden_layers is 6"),
+        ({"layer_types": ["sliding_attention"] * 6}, r"layer_types\[0\] is 'sliding_attention'"),
+        ({"layer_types": "full_attention"}, r"layer_types must be a list of strings"),
+    ],
+)
+def test_contradictory_configs_are_refused(changes, message):
+    with pytest.raises(ModelError, match=message):
+        planned({**LLAMA, **changes})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be a whole number of at least 1"),
+        ({"block_size": -16}, "block_size must be a whole number of at least 1; got -16"),
+        ({"block_size": 24}, "block_size 24 is not supported by attention backend FLASH_ATTN"),
+        ({"kv_cache_dtype": "fp9"}, "no attention backend takes head size 128"),
+        ({"attention_backend": "FLASH_ATTEN"}, "did you mean FLASH_ATTN"),
+        ({"attention_backend": "FLASHMLA"}, "does not run this model's non-MLA layers"),
+        ({"attention_backend": "GDN_ATTN"}, "belongs to a layer"),
+        ({"attention_backend": "ROCM_OCTAVE"}, "does not take head size 128"),
+        ({"kv_cache_layout": "XYZ"}, "unknown KV cache layout 'XYZ'"),
+        ({"dtype": "int3"}, "unknown dtype 'int3'"),
+        ({"max_model_len": 0}, "max_model_len must be a whole number of at least 1"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ModelError, match=message):
+        planned(LLAMA, **options)
+
+
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "backend", "content"),
+    [
+        ("auto", "FLASH_ATTN", None),
+        ("fp8", "FLASH_ATTN", None),
+        ("int8_per_token_head", "TRITON_ATTN", 264),
+        ("nvfp4", "FLASHINFER", 72),
+        ("turboquant_k8v4", "TURBOQUANT", 196),
+    ],
+)
+def test_kv_cache_dtype_chooses_backend_and_packing(kv_cache_dtype, backend, content):
+    plan_input = planned(LLAMA, kv_cache_dtype=kv_cache_dtype)
+    assert plan_input.backends == [backend]
+    spec = next(iter(plan_input.kv_cache_specs[0].values()))
+    assert spec.state_content_bytes == content
+
+
+def test_files_and_directories(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    assert models.load(path).architecture == "LlamaForCausalLM"
+    assert models.load(str(tmp_path)).values == LLAMA
+
+
+def test_files_that_are_not_configs(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("{not json")
+    with pytest.raises(ModelError, match=r"is not valid JSON \(line 1\)"):
+        models.load(path)
+    path.write_text("[1, 2]")
+    with pytest.raises(ModelError, match="holds a JSON list, not an object"):
+        models.load(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ModelError, match="is not a JSON text file"):
+        models.load(path)
+    path.write_text("[" * 100_000)
+    with pytest.raises(ModelError, match="is not valid JSON"):
+        models.load(path)
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(ModelError, match=r"is 1,073,741,824 bytes; a model config is at most"):
+        models.load(path)
+
+
+def test_places_without_a_config(tmp_path):
+    with pytest.raises(ModelError, match=r"holds no config\.json"):
+        models.load(tmp_path)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"holds GGUF files and no config\.json"):
+        models.load(tmp_path)
+    with pytest.raises(ModelError, match=r"no such model 'llama-3.1-70c'.*Did you mean llama-3.1"):
+        models.load("llama-3.1-70c")
+    with pytest.raises(ModelError, match="empty string"):
+        models.load(" ")
+
+
+def test_nothing_imports_torch():
+    code = (
+        "import sys\n"
+        "from kvplan import models\n"
+        "config = dict(models.load('gemma-3-27b').values)\n"
+        "config['text_config'] = {k: v for k, v in config['text_config'].items()"
+        " if k != 'max_position_embeddings'}\n"
+        "try:\n"
+        "    models.kv_cache_specs(models.ModelConfig(config, 'x'))\n"
+        "except models.ModelError:\n"
+        "    pass\n"
+        "assert not {'torch', 'vllm', 'transformers'} & set(sys.modules), sorted(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
