@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <string>
 
+#include "kvplan/compact.h"
 #include "kvplan/errors.h"
 #include "kvplan/plan.h"
+#include "planning/global_layers.h"
 
 namespace kvplan {
 namespace {
@@ -70,12 +72,20 @@ void annotate_eagle_groups(const PlanningContext& ctx, const PlanningConfig& con
 
 }  // namespace
 
-KVCacheGroups get_global_kv_cache_groups(const PlanningContext& ctx, const PlanningConfig& config,
-                                         const std::vector<LayerSpecs>& layer_lists) {
+LayerSpecs global_layers(const PlanningContext& ctx, const PlanningConfig& config,
+                         const std::vector<LayerSpecs>& layer_lists) {
   LayerSpecs layers = merge_layer_lists(ctx, layer_lists);
   check_registered(ctx, layers);
   retain_lookahead_tokens(ctx, config, layers);
-  KVCacheGroups groups = get_kv_cache_groups(ctx, config, layers);
+  return layers;
+}
+
+KVCacheGroups get_global_kv_cache_groups(const PlanningContext& ctx, const PlanningConfig& config,
+                                         const std::vector<LayerSpecs>& layer_lists) {
+  LayerSpecs layers = global_layers(ctx, config, layer_lists);
+  KVCacheGroups groups = config.grouping == Grouping::kCompact
+                             ? get_compact_kv_cache_groups(ctx, config, layers, layer_lists)
+                             : get_kv_cache_groups(ctx, config, layers);
   check_exact_partition(ctx, groups, layers);
   if (config.speculative_method && config.use_eagle_block_drop) {
     annotate_eagle_groups(ctx, config, layers, groups);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kvplan/export.h"
 #include "kvplan/layout.h"
@@ -22,6 +23,22 @@ enum class DraftRule : uint8_t {
   kMarker,   ///< the spec marker, then the trailing MTP layer: vLLM before 0.33
 };
 KVPLAN_API DraftRule parse_draft_rule(const std::string& name);
+
+/// A block size that an attention kernel takes: `tokens`, or every multiple of it.
+struct KernelBlockSize {
+  int64_t tokens = 1;
+  bool multiples = false;
+  bool operator==(const KernelBlockSize&) const = default;
+};
+
+/// What the layers' backends publish through `get_supported_kernel_block_sizes`. The defaults are
+/// those of vLLM's FlashAttention and FlashMLA. Asked for only where a block is scaled and vLLM
+/// cannot cut it into kernel blocks: a padded page, or a block-outermost layout.
+struct KernelBlockSizes {
+  std::vector<KernelBlockSize> attention = {{16, true}};
+  std::vector<KernelBlockSize> mla = {{64, false}};
+  bool operator==(const KernelBlockSizes&) const = default;
+};
 
 /// What the planner reads of an engine's configuration. vLLM's name and source in the comments.
 struct PlanningConfig {
@@ -56,8 +73,9 @@ struct PlanningConfig {
   bool place_foreign_layers = false;
 
   Grouping grouping = Grouping::kVllm;
-  std::optional<int64_t> max_groups;
-  std::optional<int64_t> reference_model_len;
+  std::optional<int64_t> max_groups;           ///< of `kCompact`; none: `kDefaultMaxGroups`
+  std::optional<int64_t> reference_model_len;  ///< of `kCompact`; none: `max_model_len`
+  KernelBlockSizes kernel_block_sizes;
 };
 
 /// Throws `InvalidArgument` that names the field, its value and the limit.

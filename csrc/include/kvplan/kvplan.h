@@ -2,6 +2,7 @@
 
 // Everything a C++ user of the planner needs.
 #include "kvplan/checked.h"
+#include "kvplan/compact.h"
 #include "kvplan/config.h"
 #include "kvplan/errors.h"
 #include "kvplan/groups.h"

@@ -1,0 +1,389 @@
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <iterator>
+#include <optional>
+#include <string>
+
+#include "kvplan/checked.h"
+#include "kvplan/compact.h"
+#include "kvplan/errors.h"
+#include "planning/compact/block_scaling.h"
+#include "planning/compact/materialize.h"
+#include "planning/global_layers.h"
+#include "planning/hidden_state.h"
+#include "planning/uniformity.h"
+
+namespace kvplan {
+namespace compact {
+namespace {
+
+int64_t reference_len(const PlanningConfig& config) {
+  return config.reference_model_len.value_or(config.max_model_len);
+}
+
+/// Distinct lists of layers. A layer that several of them hold would have to be packed on all at
+/// once, so such a model counts as one stage, which overstates no plan's memory.
+struct Stages {
+  std::vector<LayerSpecs> lists;
+  std::vector<size_t> stage_of;  // by layer
+  size_t count = 0;
+};
+
+Stages find_stages(const PlanningContext& ctx, const LayerSpecs& layers,
+                   const std::vector<LayerSpecs>& layer_lists) {
+  Stages stages;
+  for (const LayerSpecs& list : layer_lists) {
+    if (list.empty()) continue;
+    if (std::find(stages.lists.begin(), stages.lists.end(), list) == stages.lists.end()) {
+      stages.lists.push_back(list);
+    }
+  }
+  constexpr size_t kNone = static_cast<size_t>(-1);
+  stages.stage_of.assign(ctx.names.size(), kNone);
+  stages.count = stages.lists.size();
+  for (size_t s = 0; s < stages.lists.size(); ++s) {
+    for (const LayerSpec& l : stages.lists[s]) {
+      if (stages.stage_of[l.layer.pos()] != kNone) stages.count = 1;
+      stages.stage_of[l.layer.pos()] = s;
+    }
+  }
+  if (stages.count <= 1) {
+    stages.count = 1;
+    for (const LayerSpec& l : layers) stages.stage_of[l.layer.pos()] = 0;
+  }
+  return stages;
+}
+
+/// All that is known of a model before its groups are chosen.
+class Model {
+ public:
+  Model(const PlanningContext& ctx, const PlanningConfig& config, LayerSpecs& layers,
+        const std::vector<LayerSpecs>& layer_lists)
+      : ctx_(ctx), config_(config), stages_(find_stages(ctx, layers, layer_lists)) {
+    lower_bound_bytes_ = lower_bound(layers);
+    group_like_vllm(layers);
+    // One group without padding cannot be improved, and HiSparse groups are the builder's.
+    const bool settled =
+        layers.empty() || config.disable_hybrid_kv_cache_manager || has_hisparse(layers) ||
+        (vllm_ && vllm_->num_groups == 1 && vllm_->request_bytes == lower_bound_bytes_);
+    if (!settled && make_all_buckets(layers)) result_ = search(buckets_);
+    if (settled && !vllm_groups_) std::rethrow_exception(vllm_error_);
+    if (result_.points.empty() && !vllm_groups_) std::rethrow_exception(vllm_error_);
+  }
+
+  const std::optional<GroupingPoint>& vllm() const { return vllm_; }
+  int64_t lower_bound_bytes() const { return lower_bound_bytes_; }
+  bool exact() const { return result_.exact && all_options_; }
+
+  /// The points that nothing beats, vLLM's among them where it is one.
+  std::vector<GroupingPoint> points() const {
+    std::vector<GroupingPoint> points;
+    for (const PackedPoint& p : result_.points) {
+      points.push_back({.num_groups = p.num_groups,
+                        .max_layers_per_group = max_layers_per_group(buckets_, p),
+                        .bytes_per_block = p.bytes_per_block,
+                        .request_blocks = p.request_blocks,
+                        .request_bytes = p.request_bytes,
+                        .min_request_bytes = min_request_bytes(p)});
+    }
+    if (vllm_) {
+      const auto beats_vllm = [&](const GroupingPoint& p) {
+        return p.num_groups <= vllm_->num_groups && p.request_bytes <= vllm_->request_bytes &&
+               (p.num_groups < vllm_->num_groups || p.request_bytes < vllm_->request_bytes);
+      };
+      if (std::none_of(points.begin(), points.end(), beats_vllm)) {
+        std::erase_if(points, [&](const GroupingPoint& p) {
+          return p.num_groups >= vllm_->num_groups && p.request_bytes >= vllm_->request_bytes;
+        });
+        const auto after = std::find_if(points.begin(), points.end(), [&](const GroupingPoint& p) {
+          return p.num_groups > vllm_->num_groups;
+        });
+        points.insert(after, *vllm_);
+      }
+    }
+    for (GroupingPoint& p : points) p.bound_bytes = bound_for(p);
+    return points;
+  }
+
+  /// The groups of one of `points()`.
+  KVCacheGroups groups(const GroupingPoint& point) const {
+    if (point.is_vllm) return *vllm_groups_;
+    const auto it =
+        std::find_if(result_.points.begin(), result_.points.end(), [&](const PackedPoint& p) {
+          return p.num_groups == point.num_groups && p.request_bytes == point.request_bytes;
+        });
+    return materialize(ctx_, config_, buckets_, *it);
+  }
+
+  /// Whether vLLM's checks accept the groups: layout, placement on every stage, block sizes.
+  bool runnable(const KVCacheGroups& groups) const {
+    try {
+      for (const LayerSpecs& list : stages_.lists) {
+        const KVCacheGroups own = project_kv_cache_groups_to_worker(ctx_, groups, list);
+        validate_kv_cache_layout(ctx_, config_.kv_cache_layout, own);
+        place_kv_cache_groups(ctx_, config_, own,
+                              pool_bytes_per_block(ctx_, own, config_.kv_cache_layout), 1);
+      }
+      const BlockSizes sizes = resolve_kv_cache_block_sizes(ctx_, config_, groups);
+      const std::optional<int64_t>& interval = config_.prefix_cache_retention_interval;
+      return !interval || *interval % sizes.scheduler_block_size == 0;
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
+  /// The first of `points()` to try: fewest bytes with at most `limit` groups.
+  std::vector<GroupingPoint> candidates(int64_t limit) const {
+    std::vector<GroupingPoint> points = this->points();
+    std::erase_if(points, [&](const GroupingPoint& p) { return p.num_groups > limit; });
+    std::reverse(points.begin(), points.end());
+    return points;
+  }
+
+  int64_t max_groups() const {
+    if (config_.max_groups) return *config_.max_groups;
+    return std::max(kDefaultMaxGroups, vllm_ ? vllm_->num_groups : fewest_groups());
+  }
+
+  int64_t fewest_groups() const {
+    int64_t fewest = vllm_ ? vllm_->num_groups : result_.points.front().num_groups;
+    if (!result_.points.empty()) fewest = std::min(fewest, result_.points.front().num_groups);
+    return fewest;
+  }
+
+  const Notices& vllm_notices() const { return vllm_notices_; }
+
+ private:
+  PlanningContext quiet(Notices& notices) const { return {ctx_.names, ctx_.specs, notices}; }
+
+  bool has_hisparse(const LayerSpecs& layers) const {
+    return std::any_of(layers.begin(), layers.end(),
+                       [&](const LayerSpec& l) { return is_hisparse(ctx_.spec(l).kind); });
+  }
+
+  /// One request's pages of the stage that holds most, without padding of any kind.
+  int64_t lower_bound(const LayerSpecs& layers) const {
+    std::vector<int64_t> bytes(stages_.count);
+    std::vector<int64_t> of_spec(ctx_.specs.size(), -1);
+    for (const LayerSpec& l : layers) {
+      int64_t& own = of_spec[l.spec.pos()];
+      if (own < 0) {
+        const KVCacheSpec& spec = ctx_.spec(l);
+        own = checked::mul(unpadded_page_size_bytes(spec),
+                           page_demand(spec, config_).pages(reference_len(config_)), "lower bound");
+      }
+      int64_t& stage = bytes[stages_.stage_of[l.layer.pos()]];
+      stage = checked::add(stage, own, "lower bound");
+    }
+    return *std::max_element(bytes.begin(), bytes.end());
+  }
+
+  void group_like_vllm(LayerSpecs& layers) {
+    const PlanningContext ctx = quiet(vllm_notices_);
+    try {
+      vllm_groups_ = get_kv_cache_groups(ctx, config_, layers);
+      if (!groups_partition_layers_exactly(*vllm_groups_, layers)) {
+        throw InconsistentSpec("vLLM's grouping leaves layers out");
+      }
+      vllm_ = evaluate(*vllm_groups_);
+    } catch (const Error&) {
+      vllm_groups_.reset();
+      vllm_error_ = std::current_exception();
+    }
+  }
+
+  GroupingPoint evaluate(const KVCacheGroups& groups) const {
+    GroupingPoint p;
+    p.is_vllm = true;
+    p.num_groups = static_cast<int64_t>(groups.size());
+    for (const LayerSpecs& list : stages_.lists) {
+      const KVCacheGroups own = project_kv_cache_groups_to_worker(ctx_, groups, list);
+      p.bytes_per_block =
+          std::max(p.bytes_per_block, pool_bytes_per_block(ctx_, own, config_.kv_cache_layout));
+      for (const KVCacheGroup& g : own) {
+        p.max_layers_per_group =
+            std::max(p.max_layers_per_group, static_cast<int64_t>(g.layers.size()));
+      }
+    }
+    const RequestDemand demand(ctx_, groups, config_);
+    p.request_blocks = demand.total_blocks(reference_len(config_));
+    p.request_bytes = checked::mul(p.bytes_per_block, p.request_blocks, "bytes of one request");
+    p.min_request_bytes = checked::mul(p.bytes_per_block, demand.total_blocks(1), "one token");
+    return p;
+  }
+
+  /// vLLM's drafters mostly want all of their layers in one group. Where vLLM's own grouping
+  /// spreads them, this one can do without.
+  bool drafts_may_split() const {
+    if (!vllm_groups_) return false;
+    int64_t groups = 0;
+    for (const KVCacheGroup& g : *vllm_groups_) {
+      bool draft = false;
+      for (size_t i = 0; i < g.layers.size() && !draft; ++i) draft = is_draft(g.layers[i]);
+      groups += draft ? 1 : 0;
+    }
+    return groups > 1;
+  }
+
+  bool is_draft(LayerId layer) const { return draft_[layer.pos()]; }
+
+  /// False where the layers' pages cannot be made equal and the layout asks for it.
+  bool make_all_buckets(const LayerSpecs& layers) {
+    draft_.assign(ctx_.names.size(), false);
+    LayerSpecs hidden;
+    LayerSpecs attention;
+    for (const LayerSpec& l : layers) {
+      draft_[l.layer.pos()] = ctx_.spec(l).is_draft;
+      (ctx_.spec(l).kind == SpecKind::kHiddenStateCache ? hidden : attention).push_back(l);
+    }
+    if (attention.empty()) return false;
+    const bool one_page = !is_block_outermost(config_.kv_cache_layout);
+    const int64_t page = one_page ? common_page_size(ctx_, attention, hidden)
+                                  : common_page_size(ctx_, attention, {});
+    if (one_page && !hidden.empty()) align_hidden(attention, page, hidden);
+    std::vector<StagedLayer> staged;
+    for (const LayerSpecs* list : {&attention, &hidden}) {
+      for (const LayerSpec& l : *list) staged.push_back({l, stages_.stage_of[l.layer.pos()]});
+    }
+    buckets_ = make_buckets(ctx_, config_, staged, stages_.count, drafts_may_split());
+    for (Bucket& b : buckets_) {
+      std::vector<std::vector<KVCacheSpec>> choices;
+      for (SpecId id : b.specs) choices.push_back(choices_of(ctx_.spec(id), page));
+      if (std::any_of(choices.begin(), choices.end(), [](const auto& c) { return c.empty(); })) {
+        return false;
+      }
+      if (one_page) keep_useful_blocks(choices);
+      if (!set_options(ctx_, config_, b, choices)) all_options_ = false;
+    }
+    return true;
+  }
+
+  std::vector<KVCacheSpec> choices_of(const KVCacheSpec& spec, int64_t page) const {
+    if (spec.kind == SpecKind::kHiddenStateCache) return {spec};
+    return is_block_outermost(config_.kv_cache_layout) ? choices_up_to_page(spec, config_, page)
+                                                       : choices_of_one_page(spec, config_, page);
+  }
+
+  /// Gives the hidden-state layers the blocks that vLLM would choose beside groups of one page.
+  void align_hidden(const LayerSpecs& attention, int64_t page, LayerSpecs& hidden) {
+    Notices notices;
+    KVCacheGroups groups;
+    for (SpecId id : distinct_specs(ctx_, attention)) {
+      const std::vector<KVCacheSpec> choices = choices_of_one_page(ctx_.spec(id), config_, page);
+      if (choices.empty()) return;
+      KVCacheGroup g;
+      g.spec = ctx_.specs.intern(choices.back());
+      groups.push_back(std::move(g));
+    }
+    const size_t first = groups.size();
+    append_hidden_state_groups(quiet(notices), hidden, groups);
+    for (size_t i = 0; i < hidden.size(); ++i) hidden[i].spec = groups[first + i].spec;
+  }
+
+  int64_t min_request_bytes(const PackedPoint& p) const {
+    int64_t pages = 0;
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+      const BucketChoice& choice = p.choices[b];
+      const SpecId spec = buckets_[b].options[choice.option].specs[0];
+      // One token takes equally many pages whatever the block size.
+      const int64_t one = page_demand(ctx_.spec(spec), config_).pages(1);
+      for (int64_t n : choice.num_groups) pages += one * n;
+    }
+    return checked::mul(p.bytes_per_block, pages, "one token");
+  }
+
+  int64_t bound_for(const GroupingPoint& p) const {
+    if (!result_.all_widths || !all_options_) return std::min(p.request_bytes, lower_bound_bytes_);
+    const auto it = result_.relaxed.upper_bound(p.num_groups);
+    if (it == result_.relaxed.begin()) return p.request_bytes;
+    return std::min(p.request_bytes, std::prev(it)->second);
+  }
+
+  const PlanningContext& ctx_;
+  const PlanningConfig& config_;
+  Stages stages_;
+  std::vector<bool> draft_;
+  std::optional<KVCacheGroups> vllm_groups_;
+  std::optional<GroupingPoint> vllm_;
+  Notices vllm_notices_;
+  std::exception_ptr vllm_error_;
+  std::vector<Bucket> buckets_;
+  SearchResult result_;
+  bool all_options_ = true;
+  int64_t lower_bound_bytes_ = 0;
+};
+
+/// The first candidate that vLLM can run, if any.
+std::optional<std::pair<GroupingPoint, KVCacheGroups>> choose(const Model& model) {
+  for (const GroupingPoint& p : model.candidates(model.max_groups())) {
+    KVCacheGroups groups = model.groups(p);
+    if (p.is_vllm || model.runnable(groups)) return std::pair{p, std::move(groups)};
+  }
+  return std::nullopt;
+}
+
+std::string gib(int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
+  return text;
+}
+
+std::string describe(const GroupingPoint& p) {
+  return std::to_string(p.num_groups) + " groups of at most " +
+         std::to_string(p.max_layers_per_group) + " layers, " + gib(p.request_bytes);
+}
+
+}  // namespace
+}  // namespace compact
+
+Frontier frontier(const PlanRequest& request, const PlanningConfig& config) {
+  validate(config);
+  SpecTable specs = request.specs();
+  Notices notices;
+  const PlanningContext ctx{*request.names(), specs, notices};
+  LayerSpecs layers = global_layers(ctx, config, request.layer_lists());
+  const compact::Model model(ctx, config, layers, request.layer_lists());
+  Frontier result;
+  result.reference_model_len = config.reference_model_len.value_or(config.max_model_len);
+  result.points = model.points();
+  result.vllm = model.vllm();
+  result.lower_bound_bytes = model.lower_bound_bytes();
+  result.exact = model.exact();
+  if (const auto chosen = compact::choose(model)) {
+    const auto it = std::find(result.points.begin(), result.points.end(), chosen->first);
+    result.chosen = static_cast<size_t>(it - result.points.begin());
+  }
+  return result;
+}
+
+KVCacheGroups get_compact_kv_cache_groups(const PlanningContext& ctx, const PlanningConfig& config,
+                                          LayerSpecs& layers,
+                                          const std::vector<LayerSpecs>& layer_lists) {
+  const compact::Model model(ctx, config, layers, layer_lists);
+  auto chosen = compact::choose(model);
+  if (!chosen) {
+    throw InvalidArgument("max_groups is " + std::to_string(model.max_groups()) +
+                          ", but this model's caches need at least " +
+                          std::to_string(model.fewest_groups()) +
+                          " groups that vLLM can run. Raise max_groups.");
+  }
+  auto& [point, groups] = *chosen;
+  if (point.is_vllm) {
+    ctx.notices.insert(ctx.notices.end(), model.vllm_notices().begin(), model.vllm_notices().end());
+  }
+  if (groups.size() > 1) {
+    std::string text = "Compact grouping: " + compact::describe(point) + " for a request of " +
+                       std::to_string(config.reference_model_len.value_or(config.max_model_len)) +
+                       " tokens; without padding " + compact::gib(model.lower_bound_bytes());
+    if (point.is_vllm) {
+      text += "; this is vLLM's own grouping";
+    } else if (model.vllm()) {
+      text += "; vLLM's own: " + compact::describe(*model.vllm());
+    }
+    ctx.info(text + ".");
+  }
+  return std::move(groups);
+}
+
+}  // namespace kvplan
