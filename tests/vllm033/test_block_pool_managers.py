@@ -162,7 +162,11 @@ class Engine:
         self.requests[name] = request
 
     def schedule(self, name, num_new_tokens, num_lookahead):
-        """Slots for the next tokens of a request; whether there were any."""
+        """Slots for the next tokens of a request; whether there were any.
+
+        num_new_tokens None: up to the last hash boundary of the prompt, where a partial tail can
+        be cached.
+        """
         request = self.requests[name]
         blocks = None
         num_hits = 0
@@ -171,6 +175,11 @@ class Engine:
             request.shared_prefix_boundary = boundary
             self.log.append(("hit", name, num_hits, blocks.get_block_ids()))
         start = request.num_computed_tokens + num_hits
+        if num_new_tokens is None:
+            size = self.pool.hash_block_size
+            num_new_tokens = (request.num_prompt_tokens - 1) // size * size - start
+            if num_new_tokens <= 0:
+                num_new_tokens = 8
         n = min(num_new_tokens, request.num_tokens - start)
         result = self.manager.allocate_slots(request, n, num_hits, blocks, num_lookahead)
         if result is None:
@@ -224,7 +233,7 @@ def run(engines, rng, num_steps):
             for engine in engines:
                 engine.add(names[-1], list(tokens))
         for name in list(names):
-            n, lookahead = rng.choice([8, 16, 24, 64]), rng.choice([0, 0, 2])
+            n, lookahead = rng.choice([8, 16, 24, 64, None, None]), rng.choice([0, 0, 2])
             while True:
                 answers = {engine.schedule(name, n, lookahead) for engine in engines}
                 assert len(answers) == 1
