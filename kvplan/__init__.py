@@ -1,5 +1,44 @@
 """KV cache planner and block pool for large language model servers."""
 
-from kvplan._core import BlockPool, BlockPoolError, BlockPoolEvent
+from kvplan._core import (
+    BlockPool,
+    BlockPoolError,
+    BlockPoolEvent,
+    GroupReport,
+    InconsistentSpec,
+    InvalidArgument,
+    LayoutError,
+    MergeError,
+    NotEnoughMemory,
+    Overflow,
+    PageSizeError,
+    Plan,
+    PlanningConfig,
+    Unsupported,
+    WorkerReport,
+    __version__,
+    plan,
+)
+from kvplan.planning import *  # noqa: F403
+from kvplan.planning import __all__ as _planning_all
 
-__all__ = ["BlockPool", "BlockPoolError", "BlockPoolEvent"]
+__all__ = [
+    "BlockPool",
+    "BlockPoolError",
+    "BlockPoolEvent",
+    "GroupReport",
+    "InconsistentSpec",
+    "InvalidArgument",
+    "LayoutError",
+    "MergeError",
+    "NotEnoughMemory",
+    "Overflow",
+    "PageSizeError",
+    "Plan",
+    "PlanningConfig",
+    "Unsupported",
+    "WorkerReport",
+    "__version__",
+    "plan",
+]
+__all__ += _planning_all

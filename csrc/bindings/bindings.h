@@ -7,6 +7,10 @@ namespace kvplan::bindings {
 
 void bind_block_pool(pybind11::module_& m);
 void bind_errors(pybind11::module_& m);
+void bind_plan(pybind11::module_& m);
+void bind_planning(pybind11::module_& m);
+void bind_planning_config(pybind11::module_& m);
+void bind_specs(pybind11::module_& m);
 void bind_vllm_block_pool(pybind11::module_& m);
 
 /// Turns the exception in flight into a Python error, for functions that pybind11 does not wrap.

@@ -4,6 +4,10 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "Native core of kvplan.";
   m.attr("__version__") = KVPLAN_VERSION;
   kvplan::bindings::bind_errors(m);
+  kvplan::bindings::bind_specs(m);
+  kvplan::bindings::bind_planning_config(m);
+  kvplan::bindings::bind_planning(m);
+  kvplan::bindings::bind_plan(m);
   kvplan::bindings::bind_block_pool(m);
   kvplan::bindings::bind_vllm_block_pool(m);
 }

@@ -27,24 +27,23 @@ std::string format_in(const Unit& unit, int digits, int64_t bytes) {
   return text;
 }
 
-/// The most in-flight tokens with which a request of the full length fits; 0 if none does, or if
-/// in-flight tokens are not what limits it.
-int64_t largest_in_flight(const PlanningContext& ctx, const PlanningConfig& config,
-                          const AdmissionCheck& check) {
+/// The longest request that fits; 0 if none does.
+int64_t longest_request(const PlanningConfig& config, const AdmissionCheck& check) {
   PlanningConfig candidate = config;
-  const auto fits = [&](int64_t tokens) {
+  return largest_that_fits(config.max_model_len, [&](int64_t length) {
+    candidate.max_model_len = length;
+    return check.request_bytes(candidate) <= check.available_bytes;
+  });
+}
+
+/// The most in-flight tokens with which a request of the full length fits; 0 if in-flight tokens
+/// are not what limits it.
+int64_t largest_in_flight(const PlanningConfig& config, const AdmissionCheck& check) {
+  PlanningConfig candidate = config;
+  return largest_that_fits(config.max_in_flight_tokens, [&](int64_t tokens) {
     candidate.max_in_flight_tokens = tokens;
-    return max_memory_usage_bytes_from_groups(ctx, check.groups, candidate,
-                                              check.bytes_per_block) <= check.available_bytes;
-  };
-  int64_t left = 0;  // the largest known to fit
-  int64_t right = config.max_in_flight_tokens;
-  if (right <= 1 || !fits(1)) return 0;
-  while (left + 1 < right) {
-    const int64_t mid = left + (right - left) / 2;
-    (fits(mid) ? left : right) = mid;
-  }
-  return left;
+    return check.request_bytes(candidate) <= check.available_bytes;
+  });
 }
 
 std::string batch_knob(const PlanningConfig& config, int64_t in_flight) {
@@ -67,10 +66,6 @@ std::string memory_knob(const PlanningConfig& config, int64_t blocks) {
          "or decreasing max_model_len. ";
 }
 
-std::string worker_name(const AdmissionCheck& check) {
-  return "worker " + std::to_string(check.worker);
-}
-
 }  // namespace
 
 std::string format_bytes(int64_t bytes, int64_t compared_with) {
@@ -88,32 +83,33 @@ std::string format_bytes(int64_t bytes, int64_t compared_with) {
   return format_in(kUnits[3], 0, bytes);
 }
 
-void check_enough_kv_cache_memory(const PlanningContext& ctx, const PlanningConfig& config,
-                                  const AdmissionCheck& check, int64_t needed) {
+void check_enough_kv_cache_memory(const PlanningConfig& config, const AdmissionCheck& check,
+                                  int64_t needed) {
   const int64_t available = check.available_bytes;
   if (available > 0 && needed <= available) return;
 
-  const int64_t blocks_needed = check.bytes_per_block > 0 ? needed / check.bytes_per_block + 1 : 0;
+  const std::string worker = "worker " + std::to_string(check.worker);
+  // With the null block on top.
+  const int64_t blocks_needed =
+      check.bytes_per_block > 0 ? checked::cdiv(needed, check.bytes_per_block) + 1 : 0;
   NotEnoughMemory::Numbers numbers{.worker = check.worker,
                                    .needed_bytes = needed,
                                    .available_bytes = available,
                                    .max_model_len = config.max_model_len};
   if (available <= 0) {
-    throw NotEnoughMemory("No available memory for the cache blocks: on " + worker_name(check) +
-                              " nothing is left beyond the null block of " +
+    throw NotEnoughMemory("No available memory for the cache blocks: on " + worker +
+                              " nothing is left beside the null block of " +
                               format_bytes(check.bytes_per_block) + ". " +
                               memory_knob(config, blocks_needed),
                           numbers);
   }
-  numbers.estimated_max_len =
-      estimate_max_model_len(RequestDemand(ctx, check.groups, config), check.bytes_per_block,
-                             available, config.max_model_len);
-  numbers.max_in_flight_tokens = largest_in_flight(ctx, config, check);
+  numbers.estimated_max_len = longest_request(config, check);
+  numbers.max_in_flight_tokens = largest_in_flight(config, check);
   std::string message =
       "To serve at least one request with the model's max seq len (" +
       std::to_string(config.max_model_len) + "), " + format_bytes(needed, available) +
       " KV cache is needed, which is larger than the available KV cache memory (" +
-      format_bytes(available, needed) + ") of " + worker_name(check) + ". ";
+      format_bytes(available, needed) + ") of " + worker + ". ";
   if (numbers.estimated_max_len > 0) {
     message += "Based on the available memory, the estimated maximum model length is " +
                std::to_string(numbers.estimated_max_len) + ". ";
@@ -123,19 +119,21 @@ void check_enough_kv_cache_memory(const PlanningContext& ctx, const PlanningConf
   throw NotEnoughMemory(message, numbers);
 }
 
-void throw_cannot_auto_fit(const PlanningConfig& config, const AdmissionCheck& check) {
-  NotEnoughMemory::Numbers numbers{.worker = check.worker,
-                                   .available_bytes = check.available_bytes,
-                                   .max_model_len = config.max_model_len};
+void throw_cannot_auto_fit(const PlanningConfig& config, int64_t worker, int64_t bytes_per_block,
+                           int64_t available_bytes) {
+  const std::string knob =
+      config.num_gpu_blocks_override
+          ? "num_gpu_blocks_override=" + std::to_string(*config.num_gpu_blocks_override) +
+                " sets this limit: raise or unset it."
+          : "Try increasing gpu_memory_utilization, or decreasing max_num_batched_tokens.";
   throw NotEnoughMemory(
-      "Cannot auto-fit max_model_len: not enough memory to serve even a single token on " +
-          worker_name(check) + ", which has " + std::to_string(check.available_bytes) +
-          " bytes beyond the null block of " + format_bytes(check.bytes_per_block) + ". " +
-          (config.num_gpu_blocks_override
-               ? "num_gpu_blocks_override=" + std::to_string(*config.num_gpu_blocks_override) +
-                     " sets this limit: raise or unset it."
-               : "Try increasing gpu_memory_utilization, or decreasing max_num_batched_tokens."),
-      numbers);
+      "Cannot auto-fit max_model_len: not enough memory to serve even a single "
+      "token on worker " +
+          std::to_string(worker) + ", which has " + std::to_string(available_bytes) +
+          " bytes beside the null block of " + std::to_string(bytes_per_block) + " bytes. " + knob,
+      {.worker = worker,
+       .available_bytes = available_bytes,
+       .max_model_len = config.max_model_len});
 }
 
 }  // namespace kvplan

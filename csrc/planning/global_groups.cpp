@@ -4,7 +4,6 @@
 #include "kvplan/compact.h"
 #include "kvplan/errors.h"
 #include "kvplan/plan.h"
-#include "planning/global_layers.h"
 
 namespace kvplan {
 namespace {
@@ -72,25 +71,29 @@ void annotate_eagle_groups(const PlanningContext& ctx, const PlanningConfig& con
 
 }  // namespace
 
-LayerSpecs global_layers(const PlanningContext& ctx, const PlanningConfig& config,
-                         const std::vector<LayerSpecs>& layer_lists) {
+LayerSpecs merge_worker_layers(const PlanningContext& ctx, const PlanningConfig& config,
+                               const std::vector<LayerSpecs>& layer_lists) {
   LayerSpecs layers = merge_layer_lists(ctx, layer_lists);
   check_registered(ctx, layers);
   retain_lookahead_tokens(ctx, config, layers);
   return layers;
 }
 
+void finish_global_groups(const PlanningContext& ctx, const PlanningConfig& config,
+                          const LayerSpecs& layers, KVCacheGroups& groups) {
+  check_exact_partition(ctx, groups, layers);
+  if (!config.speculative_method || !config.use_eagle_block_drop) return;
+  annotate_eagle_groups(ctx, config, layers, groups);
+  warn_if_unannotated_eagle_mamba(ctx, config, groups);
+}
+
 KVCacheGroups get_global_kv_cache_groups(const PlanningContext& ctx, const PlanningConfig& config,
                                          const std::vector<LayerSpecs>& layer_lists) {
-  LayerSpecs layers = global_layers(ctx, config, layer_lists);
+  LayerSpecs layers = merge_worker_layers(ctx, config, layer_lists);
   KVCacheGroups groups = config.grouping == Grouping::kCompact
                              ? get_compact_kv_cache_groups(ctx, config, layers, layer_lists)
                              : get_kv_cache_groups(ctx, config, layers);
-  check_exact_partition(ctx, groups, layers);
-  if (config.speculative_method && config.use_eagle_block_drop) {
-    annotate_eagle_groups(ctx, config, layers, groups);
-    warn_if_unannotated_eagle_mamba(ctx, config, groups);
-  }
+  finish_global_groups(ctx, config, layers, groups);
   return groups;
 }
 

@@ -17,6 +17,7 @@ struct Stage {
   int64_t bytes_per_block = 0;
   size_t first_worker = 0;
   bool has_worker = false;
+  bool placed_elsewhere = false;  // by a builder, which says what a block takes
 };
 
 /// Groups from outside may hold anything.
@@ -59,7 +60,8 @@ void validate_request(const PlanRequest& request, const PlanningConfig& config) 
 /// Projects the groups to a stage and places one block, so that a layout that cannot express the
 /// model is reported before anything is sized.
 Stage prepare_stage(const PlanningContext& ctx, const PlanningConfig& config,
-                    const KVCacheGroups& groups, const LayerSpecs& layers, size_t worker) {
+                    const KVCacheGroups& groups, const LayerSpecs& layers, size_t worker,
+                    std::optional<int64_t> bytes_per_block) {
   Stage stage;
   stage.groups = project_kv_cache_groups_to_worker(ctx, groups, layers);
   stage.first_worker = worker;
@@ -72,6 +74,11 @@ Stage prepare_stage(const PlanningContext& ctx, const PlanningConfig& config,
                            " layers, of which the groups hold " + std::to_string(grouped) + ".");
   }
   if (stage.groups.empty()) return stage;
+  if (bytes_per_block) {
+    stage.bytes_per_block = *bytes_per_block;
+    stage.placed_elsewhere = true;
+    return stage;
+  }
   if (layers.empty()) {
     throw InconsistentSpec(
         "worker " + std::to_string(worker) +
@@ -96,7 +103,8 @@ std::vector<Stage> prepare_stages(const PlanningContext& ctx, const PlanningConf
   for (size_t w = 0; w < request.workers().size(); ++w) {
     const size_t list = request.workers()[w].layers_index;
     if (stages[list].has_worker) continue;
-    stages[list] = prepare_stage(ctx, config, groups, request.layer_lists()[list], w);
+    stages[list] = prepare_stage(ctx, config, groups, request.layer_lists()[list], w,
+                                 request.bytes_per_block(list));
   }
   return stages;
 }
@@ -144,53 +152,17 @@ std::vector<size_t> tightest_workers(const PlanRequest& request, const std::vect
   return tightest;
 }
 
-AdmissionCheck admission_of(const std::vector<Stage>& stages, const PlanRequest& request,
-                            const std::vector<WorkerMemory>& memory, size_t worker) {
-  const Stage& stage = stages[request.workers()[worker].layers_index];
-  return {static_cast<int64_t>(worker), stage.groups, stage.bytes_per_block,
-          memory[worker].usable_bytes};
-}
-
-int64_t auto_fit_max_model_len(const PlanningContext& ctx, const PlanningConfig& config,
-                               const PlanRequest& request, const std::vector<Stage>& stages,
-                               const std::vector<WorkerMemory>& memory,
-                               const std::vector<size_t>& tightest) {
-  const int64_t requested = config.max_model_len;
-  int64_t fitted = requested;
-  size_t limiting = 0;
-  bool attention_free = true;
+int64_t fit_length(const PlanningContext& ctx, const PlanningConfig& config,
+                   const PlanRequest& request, const std::vector<Stage>& stages,
+                   const std::vector<WorkerMemory>& memory) {
+  const std::vector<size_t> tightest = tightest_workers(request, stages, memory);
+  std::vector<FitCandidate> candidates;
   for (size_t s = 0; s < stages.size(); ++s) {
-    if (!stages[s].has_worker || stages[s].groups.empty()) continue;
-    attention_free = false;
-    const int64_t length = estimate_max_model_len(RequestDemand(ctx, stages[s].groups, config),
-                                                  stages[s].bytes_per_block,
-                                                  memory[tightest[s]].usable_bytes, requested);
-    if (length < fitted || (length == fitted && length < requested && tightest[s] < limiting)) {
-      fitted = length;
-      limiting = tightest[s];
-    }
+    if (!stages[s].has_worker) continue;
+    candidates.push_back({&stages[s].groups, stages[s].bytes_per_block,
+                          memory[tightest[s]].usable_bytes, static_cast<int64_t>(tightest[s])});
   }
-  if (attention_free) {
-    ctx.info("Auto-fit max_model_len: attention-free model, using derived max_model_len=" +
-             std::to_string(requested));
-    return requested;
-  }
-  if (fitted <= 0) {
-    throw_cannot_auto_fit(config, admission_of(stages, request, memory, limiting));
-  }
-  std::string device = config.device_type == "cuda" ? "GPU" : config.device_type;
-  std::transform(device.begin(), device.end(), device.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-  const std::string fits_in = " in available KV cache memory (" +
-                              format_bytes(memory[limiting].usable_bytes) + " " + device + ")";
-  if (fitted == requested) {
-    ctx.info("Auto-fit max_model_len: full model context length " + std::to_string(requested) +
-             " fits" + fits_in);
-  } else {
-    ctx.info("Auto-fit max_model_len: reduced from " + std::to_string(requested) + " to " +
-             std::to_string(fitted) + " to fit" + fits_in);
-  }
-  return fitted;
+  return auto_fit_max_model_len(ctx, config, candidates);
 }
 
 /// Checks every worker and returns what a request holds on each stage.
@@ -205,8 +177,16 @@ std::vector<int64_t> check_admission(const PlanningContext& ctx, const PlanningC
   }
   for (size_t w = 0; w < memory.size(); ++w) {
     const size_t s = request.workers()[w].layers_index;
-    if (stages[s].groups.empty()) continue;
-    check_enough_kv_cache_memory(ctx, config, admission_of(stages, request, memory, w), needed[s]);
+    const Stage& stage = stages[s];
+    if (stage.groups.empty()) continue;
+    if (memory[w].usable_bytes > 0 && needed[s] <= memory[w].usable_bytes) continue;
+    const auto request_bytes = [&](const PlanningConfig& c) {
+      return max_memory_usage_bytes_from_groups(ctx, stage.groups, c, stage.bytes_per_block);
+    };
+    check_enough_kv_cache_memory(
+        config,
+        {static_cast<int64_t>(w), stage.bytes_per_block, memory[w].usable_bytes, request_bytes},
+        needed[s]);
   }
   return needed;
 }
@@ -219,8 +199,10 @@ int64_t worker_num_blocks(const PlanningConfig& config, const Stage& stage, int6
 StagePlan finish_stage(const PlanningContext& ctx, const PlanningConfig& config, Stage stage,
                        size_t num_layers, int64_t num_blocks, int64_t request_bytes) {
   StagePlan result;
-  result.tensors =
-      place_kv_cache_groups(ctx, config, stage.groups, stage.bytes_per_block, num_blocks);
+  if (!stage.placed_elsewhere) {
+    result.tensors =
+        place_kv_cache_groups(ctx, config, stage.groups, stage.bytes_per_block, num_blocks);
+  }
   result.kv_tp_replicas = kv_cache_groups_tp_replicas(
       ctx, stage.groups, config.tensor_parallel_size, config.decode_context_parallel_size);
   result.num_layers = static_cast<int64_t>(num_layers);
@@ -246,10 +228,8 @@ Plan plan(const PlanRequest& request, const PlanningConfig& config) {
                                    : get_global_kv_cache_groups(ctx, config, request.layer_lists());
   std::vector<Stage> stages = prepare_stages(ctx, config, request, result.groups);
   const std::vector<WorkerMemory> memory = effective_memory(ctx, config, request, stages);
-  const std::vector<size_t> tightest = tightest_workers(request, stages, memory);
   if (config.auto_fit) {
-    result.config.max_model_len =
-        auto_fit_max_model_len(ctx, config, request, stages, memory, tightest);
+    result.config.max_model_len = fit_length(ctx, config, request, stages, memory);
   }
   const std::vector<int64_t> needed = check_admission(ctx, result.config, request, stages, memory);
 

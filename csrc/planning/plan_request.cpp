@@ -55,4 +55,17 @@ void PlanRequest::add_worker(size_t layers_index, int64_t available_bytes) {
   workers_.push_back({layers_index, available_bytes});
 }
 
+void PlanRequest::set_bytes_per_block(size_t layers_index, int64_t bytes_per_block) {
+  if (bytes_per_block < 1) {
+    throw InvalidArgument("bytes per block must be positive, got " +
+                          std::to_string(bytes_per_block));
+  }
+  bytes_per_block_[layers_index] = bytes_per_block;
+}
+
+std::optional<int64_t> PlanRequest::bytes_per_block(size_t layers_index) const {
+  const auto it = bytes_per_block_.find(layers_index);
+  return it == bytes_per_block_.end() ? std::nullopt : std::optional(it->second);
+}
+
 }  // namespace kvplan

@@ -2,17 +2,9 @@
 
 #include "kvplan/checked.h"
 #include "kvplan/planning.h"
+#include "planning/admission.h"
 
 namespace kvplan {
-namespace {
-
-bool fits(const RequestDemand& demand, int64_t bytes_per_block, int64_t available, int64_t len) {
-  return checked::mul(bytes_per_block, demand.total_blocks(len), "bytes of one request") <=
-         available;
-}
-
-}  // namespace
-
 std::vector<PageDemand> group_demands(const PlanningContext& ctx, const KVCacheGroup& group,
                                       const PlanningConfig& config) {
   if (!group.is_uniform_type()) return {page_demand(ctx.spec(group.spec), config)};
@@ -68,21 +60,10 @@ int64_t max_memory_usage_bytes_from_groups(const PlanningContext& ctx, const KVC
 
 int64_t estimate_max_model_len(const RequestDemand& demand, int64_t bytes_per_block,
                                int64_t available_bytes, int64_t max_model_len) {
-  if (!fits(demand, bytes_per_block, available_bytes, 1)) return 0;
-  int64_t longest = 1;
-  int64_t left = 2;
-  int64_t right = max_model_len;
-  while (left <= right) {
-    const int64_t mid = left + (right - left) / 2;
-    if (fits(demand, bytes_per_block, available_bytes, mid)) {
-      longest = mid;
-      if (mid == right) break;
-      left = mid + 1;
-    } else {
-      right = mid - 1;
-    }
-  }
-  return longest;
+  return largest_that_fits(max_model_len, [&](int64_t length) {
+    return checked::mul(bytes_per_block, demand.total_blocks(length), "bytes of one request") <=
+           available_bytes;
+  });
 }
 
 }  // namespace kvplan

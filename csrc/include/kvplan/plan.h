@@ -29,6 +29,9 @@ class KVPLAN_API PlanRequest {
   void add_worker(size_t layers_index, int64_t available_bytes);
   /// Plans with these groups instead of grouping the layers.
   void set_groups(KVCacheGroups groups) { groups_ = std::move(groups); }
+  /// Someone else places the groups of the workers with these layers, and says what a block takes.
+  /// The plan then has no tensors for them.
+  void set_bytes_per_block(size_t layers_index, int64_t bytes_per_block);
 
   struct Worker {
     size_t layers_index;
@@ -41,6 +44,7 @@ class KVPLAN_API PlanRequest {
   const std::vector<LayerSpecs>& layer_lists() const { return layer_lists_; }
   const std::vector<Worker>& workers() const { return workers_; }
   const std::optional<KVCacheGroups>& groups() const { return groups_; }
+  std::optional<int64_t> bytes_per_block(size_t layers_index) const;
 
  private:
   std::shared_ptr<NameTable> names_;
@@ -49,6 +53,7 @@ class KVPLAN_API PlanRequest {
   std::unordered_multimap<size_t, size_t> lists_by_hash_;
   std::vector<Worker> workers_;
   std::optional<KVCacheGroups> groups_;
+  std::unordered_map<size_t, int64_t> bytes_per_block_;
 };
 
 /// The plan of all workers that have the same layers.
@@ -121,6 +126,14 @@ struct Plan {
   const StagePlan& stage_of(size_t worker) const { return stages[workers[worker].stage]; }
 };
 
+/// The layers of all workers in order of first appearance, as grouping takes them: windows keep the
+/// tokens that several speculative modules read anew. Throws `InconsistentSpec` for a layer whose
+/// spec differs between workers, `InvalidArgument` for one that holds no KV cache.
+KVPLAN_API LayerSpecs merge_worker_layers(const PlanningContext& ctx, const PlanningConfig& config,
+                                          const std::vector<LayerSpecs>& layer_lists);
+/// Checks that the groups hold every layer once, and flags the drafter's.
+KVPLAN_API void finish_global_groups(const PlanningContext& ctx, const PlanningConfig& config,
+                                     const LayerSpecs& layers, KVCacheGroups& groups);
 /// Groups the model's layers. Mirrors
 /// vllm/v1/core/kv_cache_planning.py::get_global_kv_cache_groups (0.33).
 KVPLAN_API KVCacheGroups get_global_kv_cache_groups(const PlanningContext& ctx,
@@ -131,12 +144,6 @@ KVPLAN_API KVCacheGroups get_global_kv_cache_groups(const PlanningContext& ctx,
 /// where the request cannot be planned.
 /// Mirrors vllm/v1/core/kv_cache_planning.py::get_kv_cache_configs (0.33).
 KVPLAN_API Plan plan(const PlanRequest& request, const PlanningConfig& config);
-
-/// The longest length that fits every worker, up to `config.max_model_len`.
-struct Fit {
-  int64_t max_model_len = 0;  ///< 0 if none fits
-  size_t limiting_worker = 0;
-};
 
 // Reports on a finished plan, computed when asked for.
 KVPLAN_API Reasons explain(const Plan& plan);

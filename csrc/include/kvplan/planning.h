@@ -121,6 +121,18 @@ KVPLAN_API int64_t max_memory_usage_bytes_from_groups(const PlanningContext& ctx
 KVPLAN_API int64_t estimate_max_model_len(const RequestDemand& demand, int64_t bytes_per_block,
                                           int64_t available_bytes, int64_t max_model_len);
 
+/// What auto-fit looks at: the groups of one worker and the bytes that its requests may take.
+struct FitCandidate {
+  const KVCacheGroups* groups;
+  int64_t bytes_per_block;
+  int64_t available_bytes;  ///< without the null block
+  int64_t worker;
+};
+/// The longest length up to `config.max_model_len` with which one request fits every worker. Throws
+/// `NotEnoughMemory` where not even one token fits.
+KVPLAN_API int64_t auto_fit_max_model_len(const PlanningContext& ctx, const PlanningConfig& config,
+                                          std::span<const FitCandidate> workers);
+
 /// Where a set of same-shaped layers lies: layer l, block b at
 /// `offset + l * layer_stride + b * block_stride`.
 struct KVCacheTensor {

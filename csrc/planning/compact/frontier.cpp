@@ -10,7 +10,7 @@
 #include "kvplan/errors.h"
 #include "planning/compact/block_scaling.h"
 #include "planning/compact/materialize.h"
-#include "planning/global_layers.h"
+#include "kvplan/plan.h"
 #include "planning/hidden_state.h"
 #include "planning/uniformity.h"
 
@@ -342,7 +342,7 @@ Frontier frontier(const PlanRequest& request, const PlanningConfig& config) {
   SpecTable specs = request.specs();
   Notices notices;
   const PlanningContext ctx{*request.names(), specs, notices};
-  LayerSpecs layers = global_layers(ctx, config, request.layer_lists());
+  LayerSpecs layers = merge_worker_layers(ctx, config, request.layer_lists());
   const compact::Model model(ctx, config, layers, request.layer_lists());
   Frontier result;
   result.reference_model_len = config.reference_model_len.value_or(config.max_model_len);

@@ -1,0 +1,194 @@
+#include "bindings/planning_config.h"
+
+#include <functional>
+#include <string_view>
+#include <type_traits>
+
+#include "bindings/bindings.h"
+#include "bindings/field_conversion.h"
+#include "kvplan/errors.h"
+
+namespace py = pybind11;
+
+namespace kvplan::bindings {
+namespace {
+
+/// Python sees enumerations by vLLM's names.
+template <class T>
+struct Names;
+template <>
+struct Names<KVCacheLayout> {
+  static KVCacheLayout parse(const std::string& s) { return parse_layout(s); }
+  static std::string print(KVCacheLayout v) { return std::string(to_string(v)); }
+};
+template <>
+struct Names<MambaCacheMode> {
+  static MambaCacheMode parse(const std::string& s) { return parse_mamba_cache_mode(s); }
+  static std::string print(MambaCacheMode v) {
+    constexpr const char* kNames[] = {"none", "align", "all"};
+    return kNames[static_cast<size_t>(v)];
+  }
+};
+template <>
+struct Names<Grouping> {
+  static Grouping parse(const std::string& s) { return parse_grouping(s); }
+  static std::string print(Grouping v) {
+    constexpr const char* kNames[] = {"vllm", "compact", "sliced"};
+    return kNames[static_cast<size_t>(v)];
+  }
+};
+template <>
+struct Names<DraftRule> {
+  static DraftRule parse(const std::string& s) { return parse_draft_rule(s); }
+  static std::string print(DraftRule v) {
+    constexpr const char* kNames[] = {"auto", "is_draft", "marker"};
+    return kNames[static_cast<size_t>(v)];
+  }
+};
+
+template <class T>
+void read_config_field(py::handle in, std::string_view field, T& out) {
+  if constexpr (std::is_enum_v<T>) {
+    std::string name;
+    // A KVCacheLayout enum goes by its name.
+    read_field(py::isinstance<py::str>(in) ? in : py::getattr(in, "name", in), field, name);
+    out = Names<T>::parse(name);
+  } else {
+    read_field(in, field, out);
+  }
+}
+
+template <class T>
+py::object write_config_field(const T& value, std::string_view field) {
+  if constexpr (std::is_enum_v<T>) {
+    return py::str(Names<T>::print(value));
+  } else {
+    return write_field(value, field);
+  }
+}
+
+/// Visits every field by its name in Python; `max_model_len` is the only one without a default.
+template <class Visitor>
+void for_each_config_field(Visitor&& visit) {
+  using C = PlanningConfig;
+  visit("max_model_len", &C::max_model_len);
+  visit("auto_fit", &C::auto_fit);
+  visit("max_in_flight_tokens", &C::max_in_flight_tokens);
+  visit("max_concurrent_batches", &C::max_concurrent_batches);
+  visit("kv_cache_layout", &C::kv_cache_layout);
+  visit("tensor_parallel_size", &C::tensor_parallel_size);
+  visit("pipeline_parallel_size", &C::pipeline_parallel_size);
+  visit("decode_context_parallel_size", &C::decode_context_parallel_size);
+  visit("num_gpu_blocks_override", &C::num_gpu_blocks_override);
+  visit("mamba_cache_mode", &C::mamba_cache_mode);
+  visit("disable_hybrid_kv_cache_manager", &C::disable_hybrid_kv_cache_manager);
+  visit("max_num_encoder_input_tokens", &C::max_num_encoder_input_tokens);
+  visit("num_prefill_lookahead_tokens", &C::num_prefill_lookahead_tokens);
+  visit("block_size", &C::block_size);
+  visit("enable_prefix_caching", &C::enable_prefix_caching);
+  visit("has_kv_connector", &C::has_kv_connector);
+  visit("prefix_match_unit", &C::prefix_match_unit);
+  visit("prefix_cache_retention_interval", &C::prefix_cache_retention_interval);
+  visit("device_type", &C::device_type);
+  visit("speculative_method", &C::speculative_method);
+  visit("use_eagle", &C::use_eagle);
+  visit("use_eagle_block_drop", &C::use_eagle_block_drop);
+  visit("model_type", &C::model_type);
+  visit("draft_rule", &C::draft_rule);
+  visit("place_foreign_layers", &C::place_foreign_layers);
+  visit("grouping", &C::grouping);
+  visit("max_groups", &C::max_groups);
+  visit("reference_model_len", &C::reference_model_len);
+}
+
+PlanningConfig build(const py::kwargs& kwargs) {
+  PlanningConfig config;
+  size_t used = 0;
+  for_each_config_field([&](const char* name, auto member) {
+    const py::handle value = PyDict_GetItemString(kwargs.ptr(), name);
+    if (!value) return;
+    ++used;
+    read_config_field(value, name, config.*member);
+  });
+  if (!kwargs.contains("max_model_len")) {
+    throw py::type_error("PlanningConfig needs max_model_len (tokens)");
+  }
+  if (used < kwargs.size()) {
+    for (const auto& item : kwargs) {
+      const auto key = item.first.cast<std::string>();
+      bool known = false;
+      for_each_config_field([&](const char* name, auto) { known = known || key == name; });
+      if (!known) throw py::type_error("PlanningConfig has no field " + key);
+    }
+  }
+  validate(config);
+  return config;
+}
+
+py::dict fields_of(const PlanningConfig& config, bool compact) {
+  const PlanningConfig defaults;
+  py::dict fields;
+  for_each_config_field([&](const char* name, auto member) {
+    if (compact && config.*member == defaults.*member) return;
+    fields[name] = write_config_field(config.*member, name);
+  });
+  return fields;
+}
+
+PlanningConfig replace(const PlanningConfig& self, const py::kwargs& changes) {
+  py::dict fields = fields_of(self, false);
+  for (const auto& item : changes) fields[item.first] = item.second;
+  return build(py::kwargs(fields));
+}
+
+std::string repr(const PlanningConfig& self) {
+  std::string s = "PlanningConfig(";
+  for (const auto& item : fields_of(self, true)) {
+    if (s.back() != '(') s += ", ";
+    s += item.first.cast<std::string>() + "=" + py::repr(item.second).cast<std::string>();
+  }
+  return s + ")";
+}
+
+}  // namespace
+
+PlanningConfig read_config(py::handle config) {
+  if (py::isinstance<PlanningConfig>(config)) return config.cast<const PlanningConfig&>();
+  return py::module_::import("kvplan.config")
+      .attr("as_planning_config")(config)
+      .cast<PlanningConfig>();
+}
+
+void bind_planning_config(py::module_& m) {
+  py::class_<PlanningConfig> cls(
+      m, "PlanningConfig",
+      "What the planner reads of an engine's configuration. Immutable; keywords only.\n\n"
+      "Lengths and block sizes are in tokens. max_in_flight_tokens counts the tokens that are\n"
+      "scheduled but not settled in all concurrent batches together. Raises ValueError or\n"
+      "TypeError that names the field.");
+  cls.def(py::init([](const py::kwargs& kwargs) { return build(kwargs); }));
+  for_each_config_field([&](const char* name, auto member) {
+    cls.def_property_readonly(name, [member, name](const PlanningConfig& self) {
+      return write_config_field(self.*member, name);
+    });
+  });
+  cls.def(
+         "to_dict", [](const PlanningConfig& self) { return fields_of(self, true); },
+         "The fields that are not at their defaults.")
+      .def("replace", &replace, "A copy with the given fields changed.")
+      .def("__repr__", &repr)
+      .def("__eq__",
+           [](const PlanningConfig& self, py::handle other) {
+             return py::isinstance<PlanningConfig>(other) &&
+                    fields_of(self, false)
+                        .equal(fields_of(other.cast<const PlanningConfig&>(), false));
+           })
+      .def("__hash__", [](const PlanningConfig& self) { return py::hash(py::str(repr(self))); })
+      .def("__reduce__", [](const PlanningConfig& self) {
+        return py::make_tuple(py::module_::import("kvplan._core").attr("_restore_config"),
+                              py::make_tuple(fields_of(self, true)));
+      });
+  m.def("_restore_config", [](const py::dict& fields) { return build(py::kwargs(fields)); });
+}
+
+}  // namespace kvplan::bindings

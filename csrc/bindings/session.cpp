@@ -1,0 +1,183 @@
+#include "bindings/session.h"
+
+#include <string>
+
+#include "bindings/field_conversion.h"
+#include "kvplan/errors.h"
+
+namespace py = pybind11;
+
+namespace kvplan::bindings {
+namespace {
+
+template <class T>
+T& at(std::vector<T>& values, size_t i) {
+  if (i >= values.size()) values.resize(i + 1);
+  return values[i];
+}
+
+GroupRole read_role(py::handle role) {
+  std::string name;
+  read_field(role, "role", name);
+  if (name == "default") return GroupRole::kDefault;
+  if (name == "hisparse_source") return GroupRole::kHiSparseSource;
+  if (name == "hisparse_indexer") return GroupRole::kHiSparseIndexer;
+  throw InvalidArgument("unknown KV cache group role '" + name + "'");
+}
+
+bool read_flag(py::handle object, const char* name) {
+  bool value = false;
+  read_field(object.attr(name), name, value);
+  return value;
+}
+
+}  // namespace
+
+SpecId Session::read_spec(py::handle spec) {
+  if (const auto it = spec_ids_.find(spec.ptr()); it != spec_ids_.end()) return it->second;
+  const SpecId id = request_.add_spec(model_.read_spec(spec));
+  spec_ids_.emplace(spec.ptr(), id);
+  py::object& slot = at(spec_objects_, id.pos());
+  if (!slot) slot = py::reinterpret_borrow<py::object>(spec);
+  return id;
+}
+
+LayerId Session::read_name(py::handle name) {
+  Py_ssize_t size = 0;
+  const char* text =
+      PyUnicode_Check(name.ptr()) ? PyUnicode_AsUTF8AndSize(name.ptr(), &size) : nullptr;
+  if (text == nullptr) {
+    PyErr_Clear();
+    throw py::type_error("a layer name must be a string, got " +
+                         py::repr(name).cast<std::string>());
+  }
+  const LayerId id = request_.add_layer_name({text, static_cast<size_t>(size)});
+  py::object& slot = at(name_objects_, id.pos());
+  if (!slot) slot = py::reinterpret_borrow<py::object>(name);
+  return id;
+}
+
+LayerSpecs Session::read_layers(py::handle mapping) {
+  if (!py::isinstance<py::dict>(mapping)) {
+    throw py::type_error("expected a dict of layer names to KV cache specs, got " +
+                         std::string(Py_TYPE(mapping.ptr())->tp_name));
+  }
+  LayerSpecs layers;
+  layers.reserve(static_cast<size_t>(PyDict_Size(mapping.ptr())));
+  for (const auto& item : py::reinterpret_borrow<py::dict>(mapping)) {
+    const LayerId name = read_name(item.first);
+    layers.push_back({name, read_spec(item.second)});
+  }
+  return layers;
+}
+
+KVCacheGroups Session::read_groups(py::handle groups) {
+  KVCacheGroups result;
+  for (py::handle object : groups) {
+    KVCacheGroup group;
+    for (py::handle name : object.attr("layer_names")) group.layers.push_back(read_name(name));
+    const py::object spec = object.attr("kv_cache_spec");
+    if (model_.is_uniform_type(spec)) {
+      LayerSpecs specs = read_layers(model_.uniform_type_specs(spec));
+      if (specs.empty()) throw InvalidArgument("UniformTypeKVCacheSpecs holds no layers");
+      group.spec = specs[0].spec;
+      group.layer_specs = std::make_shared<const LayerSpecs>(std::move(specs));
+    } else {
+      group.spec = read_spec(spec);
+      // The group object may hand out a new spec each time it is asked.
+      spec_ids_.erase(spec.ptr());
+    }
+    group.is_eagle_group = read_flag(object, "is_eagle_group");
+    group.host_resident = read_flag(object, "host_resident");
+    group.enable_kv_transfer = read_flag(object, "enable_kv_transfer");
+    group.role = read_role(object.attr("role"));
+    result.push_back(std::move(group));
+  }
+  return result;
+}
+
+void Session::read_workers(py::handle kv_cache_specs, py::handle available_memory) {
+  const size_t workers = py::len(kv_cache_specs);
+  if (workers != py::len(available_memory)) {
+    throw InvalidArgument(
+        "kv_cache_specs has " + std::to_string(workers) + " workers, available_memory " +
+        std::to_string(py::len(available_memory)) + " entries; give one a worker");
+  }
+  std::unordered_map<PyObject*, size_t> lists;
+  const py::sequence dicts = py::reinterpret_borrow<py::sequence>(kv_cache_specs);
+  size_t worker = 0;
+  for (py::handle memory : available_memory) {
+    const py::object mapping = dicts[worker];
+    auto it = lists.find(mapping.ptr());
+    if (it == lists.end()) {
+      const size_t list = request_.add_layers(read_layers(mapping));
+      it = lists.emplace(mapping.ptr(), list).first;
+    }
+    int64_t bytes = 0;
+    read_field(memory, "available_memory[" + std::to_string(worker) + "]", bytes);
+    request_.add_worker(it->second, bytes);
+    ++worker;
+  }
+}
+
+py::object Session::spec_object(SpecId id, const SpecTable& specs) {
+  py::object& slot = at(spec_objects_, id.pos());
+  if (!slot) slot = model_.make_spec(specs[id]);
+  return slot;
+}
+
+py::list Session::names(const std::vector<LayerId>& layers) const {
+  py::list list(layers.size());
+  for (size_t i = 0; i < layers.size(); ++i) list[i] = name_objects_[layers[i].pos()];
+  return list;
+}
+
+py::dict Session::layer_dict(const LayerSpecs& layers, const SpecTable& specs) {
+  py::dict dict;
+  for (const LayerSpec& l : layers) {
+    dict[name_objects_[l.layer.pos()]] = spec_object(l.spec, specs);
+  }
+  return dict;
+}
+
+py::object Session::group_object(const KVCacheGroup& group, const SpecTable& specs) {
+  py::object spec = group.is_uniform_type()
+                        ? model_.make_uniform_type(specs[group.spec].block_size,
+                                                   layer_dict(*group.layer_specs, specs))
+                        : spec_object(group.spec, specs);
+  return model_.make_group(names(group.layers), std::move(spec), group);
+}
+
+py::list Session::group_list(const KVCacheGroups& groups, const SpecTable& specs) {
+  py::list list;
+  for (const KVCacheGroup& g : groups) list.append(group_object(g, specs));
+  return list;
+}
+
+py::list Session::tensor_list(const std::vector<KVCacheTensor>& tensors) const {
+  py::list list;
+  for (const KVCacheTensor& t : tensors) list.append(model_.make_tensor(t, names(t.layers)));
+  return list;
+}
+
+void Session::log_notices() {
+  bindings::log_notices(notices_);
+  notices_.clear();
+}
+
+py::list Session::take_notices() {
+  py::list messages;
+  for (const Notice& n : notices_) messages.append(n.message);
+  notices_.clear();
+  return messages;
+}
+
+void log_notices(const Notices& notices) {
+  if (notices.empty()) return;
+  const py::object logger = py::module_::import("logging").attr("getLogger")("kvplan");
+  for (const Notice& n : notices) {
+    logger.attr(n.level == Notice::Level::kWarning ? "warning" : "info")("%s", n.message);
+  }
+}
+
+}  // namespace kvplan::bindings

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <unordered_map>
+#include <vector>
+
+#include "bindings/object_model.h"
+#include "kvplan/plan.h"
+
+namespace kvplan::bindings {
+
+/// One call from Python: its objects as a `PlanRequest`, and the way back. A spec or a name that
+/// came in goes out as the very object it was.
+class Session {
+ public:
+  explicit Session(const ObjectModel& model = native_objects()) : model_(model) {}
+
+  PlanRequest& request() { return request_; }
+  PlanningContext context() { return {*request_.names(), request_.specs(), notices_}; }
+
+  /// A mapping from layer names to specs.
+  LayerSpecs read_layers(pybind11::handle mapping);
+  /// A sequence of group specs.
+  KVCacheGroups read_groups(pybind11::handle groups);
+  /// One mapping and one memory size for each worker, into the request.
+  void read_workers(pybind11::handle kv_cache_specs, pybind11::handle available_memory);
+
+  pybind11::object spec_object(SpecId id) { return spec_object(id, request_.specs()); }
+  pybind11::object spec_object(SpecId id, const SpecTable& specs);
+  pybind11::list names(const std::vector<LayerId>& layers) const;
+  pybind11::dict layer_dict(const LayerSpecs& layers, const SpecTable& specs);
+  pybind11::object group_object(const KVCacheGroup& group, const SpecTable& specs);
+  pybind11::list group_list(const KVCacheGroups& groups, const SpecTable& specs);
+  pybind11::list tensor_list(const std::vector<KVCacheTensor>& tensors) const;
+
+  /// Hands the notices so far to kvplan's logger.
+  void log_notices();
+  /// The messages of the notices so far.
+  pybind11::list take_notices();
+
+ private:
+  SpecId read_spec(pybind11::handle spec);
+  LayerId read_name(pybind11::handle name);
+
+  const ObjectModel& model_;
+  PlanRequest request_;
+  Notices notices_;
+  std::unordered_map<PyObject*, SpecId> spec_ids_;  // of objects that the caller keeps alive
+  std::vector<pybind11::object> spec_objects_;      // by SpecId
+  std::vector<pybind11::object> name_objects_;      // by LayerId
+};
+
+void log_notices(const Notices& notices);
+
+}  // namespace kvplan::bindings
