@@ -10,6 +10,7 @@ function(kvplan_compiler_options target)
                          $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict -Wno-stringop-overflow>)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden
                                              VISIBILITY_INLINES_HIDDEN ON)
+  target_link_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow>)
   if(KVPLAN_SANITIZE)
     target_compile_options(${target} PRIVATE -fsanitize=${KVPLAN_SANITIZE} -fno-omit-frame-pointer
                                              -fno-sanitize-recover=all)

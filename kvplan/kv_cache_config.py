@@ -57,7 +57,8 @@ def iter_layer_specs(kv_cache_spec: KVCacheSpec) -> Collection[KVCacheSpec]:
 
 class _FromPlan:
     """A field that is made from the plan when it is first read: a plan for a thousand workers need
-    not build what nobody looks at."""
+    not build what nobody looks at.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -110,9 +111,7 @@ class KVCacheConfig:
 
     def _values(self) -> tuple[Any, ...]:
         return tuple(
-            getattr(self, name)
-            for name, f in type(self).__dataclass_fields__.items()
-            if f.compare
+            getattr(self, name) for name, f in type(self).__dataclass_fields__.items() if f.compare
         )
 
     def __eq__(self, other: object) -> bool:
@@ -156,7 +155,7 @@ class KVCacheConfig:
         return {name: i for i, g in enumerate(self.transfer_groups) for name in g.layer_names}
 
     def select_transfer_block_ids(self, block_ids: Sequence[list[int]]) -> tuple[list[int], ...]:
-        """The block ids of transferable groups. Raises ValueError unless there is one list a group."""
+        """The block ids of transferable groups; ValueError unless there is one list a group."""
         if len(block_ids) != len(self.kv_cache_groups):
             raise ValueError(
                 f"Expected {len(self.kv_cache_groups)} KV cache groups, got {len(block_ids)}."
@@ -200,7 +199,8 @@ class KVCacheConfig:
     @property
     def needs_kv_cache_zeroing(self) -> bool:
         """Whether a block must be zeroed when it is handed out: a Mamba state is read before it is
-        written whole, and another group's bytes may be NaN in this group's precision."""
+        written whole, and another group's bytes may be NaN in this group's precision.
+        """
         return self.has_mamba_layers or self.has_mixed_precision_kv_cache
 
 

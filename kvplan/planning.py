@@ -2,8 +2,8 @@
 
 Each function mirrors the one of the same name in vllm/v1/core/kv_cache_planning.py (0.33), or in
 kv_cache_utils.py where said, private ones included. ``vllm_config`` is a
-:class:`~kvplan.PlanningConfig` or anything shaped like a ``VllmConfig``. Memory is in bytes, lengths
-in tokens. Where a function fails, it has changed nothing; errors are those of :mod:`kvplan`, which
+:class:`~kvplan.PlanningConfig` or anything shaped like a ``VllmConfig``. Memory is in bytes, a
+length in tokens. Where a function fails, it has changed nothing; errors are those of :mod:`kvplan`, which
 derive from the types that vLLM raises.
 
 The functions that gained a ``builder`` as their first argument in 0.33 can be called with or
@@ -373,7 +373,7 @@ def _pool_bytes_per_block_from_builder(
 
 
 def _max_memory_usage_bytes_from_groups(*args: Any) -> int:
-    """``([builder,] vllm_config, kv_cache_groups)``: bytes of one request, group padding included."""
+    """``([builder,] vllm_config, kv_cache_groups)``: bytes of one request, padding included."""
     builder, config, groups = _split_builder(args, 2)
     return _core.max_memory_usage_bytes_from_groups(
         config, groups, _builder_bytes_per_block(builder, config, groups)
@@ -517,7 +517,7 @@ def _plan_with_builder(
     available_memory: list[int],
     groups: Groups,
 ) -> tuple[Any, list[KVCacheConfig]]:
-    """The core sizes, the builder places: it says what a block takes and gets a number of blocks."""
+    """The builder says what a block takes, the core sizes, the builder places the blocks."""
     projected = [_project_kv_cache_groups_to_worker(groups, specs) for specs in kv_cache_specs]
     bytes_per_block = [
         _pool_bytes_per_block_from_builder(builder, vllm_config, worker) for worker in projected

@@ -95,7 +95,10 @@ _Spec = TypeVar("_Spec", bound=KVCacheSpec)
 
 
 class KVCacheLayout(Enum):
-    """Physical order of the logical axes L, B, H, N, C. Mirrors vllm/v1/kv_cache_layout.py (0.33)."""
+    """Physical order of the logical axes L, B, H, N, C.
+
+    Mirrors vllm/v1/kv_cache_layout.py (0.33).
+    """
 
     LBHNC = (0, 1, 2, 3, 4)
     LBNHC = (0, 1, 3, 2, 4)
@@ -237,10 +240,10 @@ class KVCacheSpecRegistry:
         manager_class: Any = None,
         uniform_type_base_spec: type[KVCacheSpec] | None = None,
     ) -> None:
-        """Register a subclass with the manager that serves it and the base it may share groups with.
+        """Register a subclass with its manager and the base whose layers may share its groups.
 
         Raises:
-            ValueError: the class is registered with another base already, or does not derive from it.
+            ValueError: the class has another base already, or does not derive from this one.
         """
         base = uniform_type_base_spec or kvcache_spec_cls
         if not issubclass(kvcache_spec_cls, base):
@@ -248,8 +251,8 @@ class KVCacheSpecRegistry:
         known = cls._bases.setdefault(kvcache_spec_cls, base)
         if known is not base:
             raise ValueError(
-                f"Conflicting registration for KVCacheSpec: {kvcache_spec_cls.__name__} has the base "
-                f"{known.__name__} already, not {base.__name__}"
+                f"Conflicting registration for KVCacheSpec: {kvcache_spec_cls.__name__} has the "
+                f"base {known.__name__} already, not {base.__name__}"
             )
         cls._managers[kvcache_spec_cls] = manager_class
 
