@@ -1,5 +1,6 @@
 """KV cache planner and block pool for large language model servers."""
 
+from kvplan import builder, config, planning, specs
 from kvplan._core import (
     BlockPool,
     BlockPoolError,
@@ -39,6 +40,10 @@ __all__ = [
     "Unsupported",
     "WorkerReport",
     "__version__",
+    "builder",
+    "config",
     "plan",
+    "planning",
+    "specs",
 ]
 __all__ += _planning_all

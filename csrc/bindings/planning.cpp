@@ -1,5 +1,7 @@
 #include "kvplan/planning.h"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
 
 #include "bindings/bindings.h"

@@ -1,0 +1,330 @@
+"""The mirrored functions: both call forms, in-place effects, and nothing changed on failure."""
+
+import copy
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import kvplan
+from kvplan import planning
+from kvplan.specs import (
+    FullAttentionSpec,
+    KVCacheGroupSpec,
+    KVCacheLayout,
+    KVCacheTensor,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+ATTENTION = {"num_kv_heads": 8, "head_size": 128, "dtype": "bfloat16"}
+FULL = FullAttentionSpec(block_size=16, **ATTENTION)
+WINDOW = SlidingWindowSpec(block_size=16, sliding_window=128, **ATTENTION)
+PAGE = FULL.page_size_bytes
+
+
+def vllm_config(max_model_len=4096, **fields):
+    """The attributes of a VllmConfig that planning reads, and no others."""
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            max_model_len=max_model_len,
+            original_max_model_len=fields.get("original_max_model_len", max_model_len),
+        ),
+        cache_config=SimpleNamespace(
+            num_gpu_blocks_override=fields.get("override"),
+            mamba_cache_mode="none",
+            block_size=16,
+            enable_prefix_caching=True,
+            prefix_match_unit=None,
+            prefix_cache_retention_interval=None,
+            get_resolved_kv_cache_layout=lambda: fields.get("layout", KVCacheLayout.LBNHC),
+        ),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=1, pipeline_parallel_size=1, decode_context_parallel_size=1
+        ),
+        scheduler_config=SimpleNamespace(
+            disable_hybrid_kv_cache_manager=fields.get("disable_hybrid", False),
+            max_num_encoder_input_tokens=0,
+        ),
+        device_config=SimpleNamespace(device_type="cuda"),
+        attention_config=SimpleNamespace(hisparse_config=None),
+        speculative_config=None,
+        kv_transfer_config=None,
+        max_in_flight_tokens=8192,
+        num_prefill_lookahead_tokens=0,
+    )
+
+
+def full_layers(count=4):
+    return {f"layers.{i}": FULL for i in range(count)}
+
+
+def hybrid_layers():
+    return {f"layers.{i}": FULL if i % 3 == 2 else WINDOW for i in range(6)}
+
+
+class TestGetKVCacheConfigs:
+    def test_groups_may_be_given_or_found(self):
+        config = kvplan.PlanningConfig(max_model_len=4096)
+        layers = hybrid_layers()
+        groups = planning.get_global_kv_cache_groups(config, [layers])
+        given = kvplan.get_kv_cache_configs(config, [layers], [1 << 30], groups)
+        found = kvplan.get_kv_cache_configs(config, [layers], [1 << 30])
+        assert given == found
+        assert [g.layer_names for g in given[0].kv_cache_groups] == [
+            ["layers.0", "layers.3"],
+            ["layers.1", "layers.4"],
+            ["layers.2", "layers.5"],
+        ]
+
+    def test_auto_fit_writes_the_length_to_a_vllm_config(self):
+        config = vllm_config(max_model_len=1 << 20, original_max_model_len=-1)
+        memory = PAGE * 4 * 101
+        configs = kvplan.get_kv_cache_configs(config, [full_layers()], [memory])
+        assert config.model_config.max_model_len == 1600
+        assert configs[0].max_model_len == 1600
+
+    def test_auto_fit_leaves_a_planning_config_alone(self):
+        config = kvplan.PlanningConfig(max_model_len=1 << 20, auto_fit=True)
+        configs = kvplan.get_kv_cache_configs(config, [full_layers()], [PAGE * 4 * 101])
+        assert config.max_model_len == 1 << 20
+        assert configs[0].max_model_len == 1600
+
+    def test_a_failure_changes_nothing(self):
+        config = vllm_config(max_model_len=1 << 20, original_max_model_len=-1, disable_hybrid=True)
+        layers = hybrid_layers()
+        before = dict(layers)
+        with pytest.raises(kvplan.NotEnoughMemory):
+            kvplan.get_kv_cache_configs(config, [layers], [PAGE])
+        assert config.model_config.max_model_len == 1 << 20
+        assert layers == before
+
+    def test_results_are_fresh_and_writable(self):
+        config = kvplan.PlanningConfig(max_model_len=4096)
+        first, second = kvplan.get_kv_cache_configs(config, [full_layers()] * 2, [1 << 30] * 2)
+        assert first == second
+        first.kv_cache_groups[0].layer_names.append("other")
+        first.num_blocks = 7
+        assert second.kv_cache_groups[0].layer_names == list(full_layers())
+        assert second.num_blocks != 7
+        assert copy.deepcopy(second) == second
+
+    def test_memory_for_every_worker(self):
+        config = kvplan.PlanningConfig(max_model_len=64)
+        with pytest.raises(ValueError, match="kv_cache_specs has 1 workers, available_memory 2"):
+            kvplan.get_kv_cache_configs(config, [full_layers()], [1 << 30, 1 << 30])
+        with pytest.raises(ValueError, match="no workers"):
+            kvplan.get_kv_cache_configs(config, [], [])
+
+    @pytest.mark.parametrize("bad", [float("nan"), 1e9, "1GiB", None])
+    def test_memory_in_whole_bytes(self, bad):
+        with pytest.raises(TypeError, match=r"available_memory\[0\] must be an integer"):
+            kvplan.get_kv_cache_configs(
+                kvplan.PlanningConfig(max_model_len=64), [full_layers()], [bad]
+            )
+
+    def test_a_layer_with_two_specs_is_named(self):
+        with pytest.raises(ValueError, match=r"Layer layers\.0 is FullAttentionSpec.*on another"):
+            kvplan.get_kv_cache_configs(
+                kvplan.PlanningConfig(max_model_len=64),
+                [{"layers.0": FULL}, {"layers.0": WINDOW}],
+                [1 << 30, 1 << 30],
+            )
+
+    def test_empty_layer_name(self):
+        with pytest.raises(ValueError, match="layer name is empty"):
+            kvplan.get_kv_cache_configs(
+                kvplan.PlanningConfig(max_model_len=64), [{"": FULL}], [1 << 30]
+            )
+
+    def test_hisparse_is_left_to_vllm(self):
+        config = vllm_config()
+        config.attention_config.hisparse_config = object()
+        with pytest.raises(ValueError, match="hisparse_config is set"):
+            kvplan.get_kv_cache_configs(config, [full_layers()], [1 << 30])
+
+    def test_attention_free(self):
+        config = kvplan.PlanningConfig(max_model_len=64)
+        (result,) = kvplan.get_kv_cache_configs(config, [{}], [1 << 30])
+        assert result.num_blocks == 1
+        assert result.kv_cache_groups == []
+        assert result.kv_cache_tensors == []
+
+
+class TestPrivateFunctions:
+    def test_call_forms_with_and_without_a_builder(self):
+        config = kvplan.PlanningConfig(max_model_len=4096)
+        groups = planning.get_global_kv_cache_groups(config, [full_layers()])
+        builder = kvplan.builder.DefaultKVCacheConfigBuilder()
+        plain = planning._max_memory_usage_bytes_from_groups(config, groups)
+        assert plain == 4096 // 16 * PAGE * 4
+        assert planning._max_memory_usage_bytes_from_groups(builder, config, groups) == plain
+        assert planning._estimate_max_model_len_from_groups(config, groups, plain // 2) == 2048
+        assert planning._estimate_max_model_len_from_groups(builder, config, groups, plain) == 4096
+        with pytest.raises(TypeError, match="expected 2 arguments, or 3 with a builder"):
+            planning._max_memory_usage_bytes_from_groups(config)
+
+    def test_auto_fit_of_projected_groups(self):
+        config = vllm_config(max_model_len=1 << 20)
+        groups = planning.get_global_kv_cache_groups(config, [full_layers()])
+        memory = [PAGE * 4 * 100, PAGE * 4 * 10]
+        planning._auto_fit_max_model_len(config, [groups, groups], memory)
+        assert config.model_config.max_model_len == 160
+
+    def test_disabled_hybrid_manager_changes_the_dict(self):
+        config = vllm_config(disable_hybrid=True)
+        layers = hybrid_layers()
+        groups = planning.get_kv_cache_groups(config, layers)
+        assert len(groups) == 1
+        assert all(type(spec) is FullAttentionSpec for spec in layers.values())
+        assert layers["layers.0"].sliding_window == 128
+
+    def test_projection_hands_whole_groups_through(self):
+        config = kvplan.PlanningConfig(max_model_len=64)
+        layers = hybrid_layers()
+        groups = planning.get_global_kv_cache_groups(config, [layers])
+        same = planning._project_kv_cache_groups_to_worker(groups, layers)
+        assert [a is b for a, b in zip(same, groups, strict=True)] == [True] * 3
+        some = planning._project_kv_cache_groups_to_worker(groups, {"layers.0": WINDOW})
+        assert [g.layer_names for g in some] == [["layers.0"], [], []]
+
+    def test_mixed_pages_need_a_block_outermost_layout(self):
+        small = FULL.replace(num_kv_heads=4)
+        groups = [KVCacheGroupSpec(["a"], FULL), KVCacheGroupSpec(["b"], small)]
+        with pytest.raises(kvplan.LayoutError, match=r"LBNHC cannot express.*\[32768, 65536\]"):
+            planning.validate_kv_cache_layout(KVCacheLayout.LBNHC, groups)
+        planning.validate_kv_cache_layout("BLHNC", groups)
+
+    def test_shared_slots_add_up_page_sizes(self):
+        small = FULL.replace(num_kv_heads=4)
+        mixed = {"a": FULL, "b": FULL, "c": small}
+        groups = [
+            KVCacheGroupSpec(list(mixed), UniformTypeKVCacheSpecs(16, mixed)),
+            KVCacheGroupSpec(["d"], FULL),
+        ]
+        assert planning._bucket_layers_by_page_size(groups) == {
+            PAGE: [["a", "d"], ["b"]],
+            PAGE // 2: [["c"]],
+        }
+
+    def test_mla_pages_that_do_not_divide_are_refused(self):
+        mla = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype="bfloat16")
+        with pytest.raises(NotImplementedError, match=r"Layer b: page size 18432 .* 65536"):
+            planning.unify_kv_cache_spec_page_size({"a": FULL, "b": mla})
+
+    def test_seed_rules_flag_the_group_of_the_last_layer(self):
+        config = kvplan.PlanningConfig(
+            max_model_len=64, speculative_method="mtp", use_eagle=True, use_eagle_block_drop=True
+        )
+        layers = hybrid_layers()
+        assert planning._uses_trailing_mtp_layers(config)
+        groups = planning.get_kv_cache_groups(config, layers)
+        planning._annotate_eagle_groups(config, layers, groups, use_trailing_layer_fallback=True)
+        assert [g.is_eagle_group for g in groups] == [False, False, True]
+        drafts = {**layers, "layers.0": WINDOW.replace(is_draft=True)}
+        groups = planning.get_global_kv_cache_groups(config, [drafts])
+        assert [g.is_eagle_group for g in groups] == [True, False, False]
+
+    def test_every_function_of_the_interface_is_there(self):
+        for name in planning.__all__:
+            assert callable(getattr(kvplan, name)), name
+            assert getattr(kvplan, name).__doc__, name
+
+
+class HeaderBuilder(kvplan.builder.DefaultKVCacheConfigBuilder):
+    """Places a header of 4096 bytes before the pages of each block."""
+
+    def get_kv_cache_config_from_groups(self, vllm_config, kv_cache_groups, num_blocks):
+        config = super().get_kv_cache_config_from_groups(vllm_config, kv_cache_groups, num_blocks)
+        for tensor in config.kv_cache_tensors:
+            tensor.size += 4096 * num_blocks
+        return config
+
+
+class TestBuilders:
+    def test_a_builders_placement_is_sized_by_placing_one_block(self):
+        config = kvplan.PlanningConfig(max_model_len=64)
+        memory = (PAGE * 4 + 4096) * 50 + 17
+        (result,) = kvplan.get_kv_cache_configs(
+            config, [full_layers()], [memory], builder=HeaderBuilder()
+        )
+        assert result.num_blocks == 50
+        assert {t.size for t in result.kv_cache_tensors} == {(PAGE * 4 + 4096) * 50}
+
+    def test_several_allocations_must_be_declared(self):
+        class Split(kvplan.builder.DefaultKVCacheConfigBuilder):
+            def get_kv_cache_config_from_groups(self, vllm_config, kv_cache_groups, num_blocks):
+                config = super().get_kv_cache_config_from_groups(
+                    vllm_config, kv_cache_groups, num_blocks
+                )
+                config.kv_cache_tensors.append(KVCacheTensor(1, ["x"], 1, 1))
+                return config
+
+        config = kvplan.PlanningConfig(max_model_len=64)
+        with pytest.raises(ValueError, match="must share one device backing allocation"):
+            kvplan.get_kv_cache_configs(config, [full_layers()], [1 << 30], builder=Split())
+
+    def test_a_builders_groups_must_hold_every_layer_once(self):
+        class Forgetful(kvplan.builder.DefaultKVCacheConfigBuilder):
+            def get_kv_cache_groups(self, vllm_config, kv_cache_spec):
+                return [KVCacheGroupSpec(["layers.0"], FULL)]
+
+        config = kvplan.PlanningConfig(max_model_len=64)
+        with pytest.raises(AssertionError, match=r"miss layers: layers\.1, layers\.2"):
+            kvplan.get_kv_cache_configs(config, [full_layers()], [1 << 30], builder=Forgetful())
+
+    def test_a_model_declares_its_own_groups(self):
+        class Model:
+            @staticmethod
+            def get_kv_cache_groups(vllm_config, kv_cache_spec):
+                return [KVCacheGroupSpec([name], spec) for name, spec in kv_cache_spec.items()]
+
+        config = vllm_config()
+        config.model_config.supports_kv_cache_grouping = True
+        config.model_config.architectures = ["Model"]
+        config.model_config.registry = SimpleNamespace(
+            resolve_model_cls=lambda architectures, model_config: (Model, "Model")
+        )
+        (result,) = kvplan.get_kv_cache_configs(config, [full_layers()], [1 << 30])
+        assert len(result.kv_cache_groups) == 4
+
+
+class TestPlan:
+    def test_reasons(self):
+        config = kvplan.PlanningConfig(max_model_len=4096, max_in_flight_tokens=256)
+        plan = kvplan.plan(config, [hybrid_layers()], [1 << 28])
+        full = next(g for g in plan.groups if g.kind == "FullAttentionSpec")
+        window = next(g for g in plan.groups if g.kind == "SlidingWindowSpec")
+        assert full.pages_per_request == 256
+        assert full.tokens_per_page == 16
+        assert full.pages_fixed == 0
+        assert window.pages_per_request == window.pages_fixed == (127 + 256 + 15) // 16 + 1
+        assert window.tokens_per_page is None
+        assert plan.bytes_per_block == 2 * PAGE
+        assert plan.request_bytes == (256 + 2 * 25) * 2 * PAGE
+        assert plan.bytes_per_token == 2 * PAGE / 16
+        assert plan.next_token_bytes == 2 * PAGE
+        assert plan.groups[plan.limiting_group].kind == "FullAttentionSpec"
+        assert plan.max_concurrency == plan.num_blocks / 306
+
+    def test_memory_error_carries_the_numbers(self):
+        config = kvplan.PlanningConfig(max_model_len=4096)
+        with pytest.raises(kvplan.NotEnoughMemory) as caught:
+            kvplan.plan(config, [full_layers(), full_layers()], [1 << 30, PAGE * 4 * 11])
+        error = caught.value
+        assert error.worker == 1
+        assert error.needed_bytes == 256 * PAGE * 4
+        assert error.available_bytes == PAGE * 4 * 10
+        assert error.estimated_max_len == 160
+        assert isinstance(error, ValueError)
+
+
+def test_importing_kvplan_brings_neither_torch_nor_vllm_nor_numpy():
+    code = (
+        "import sys, kvplan, kvplan.specs, kvplan.planning, kvplan.builder\n"
+        "heavy = {'torch', 'vllm', 'numpy', 'rich', 'click', 'msgspec'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
