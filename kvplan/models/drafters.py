@@ -1,11 +1,234 @@
-"""Layers that a speculative decoding drafter adds."""
+"""Layers that a speculative decoding drafter adds: MTP heads, EAGLE heads, DSpark, draft models."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kvplan.models.config_file import read_config
+from kvplan.models.config_view import ConfigView, text_view
+from kvplan.models.errors import ModelError
 from kvplan.models.families.context import FamilyContext
-from kvplan.models.layers import ModelLayers
+from kvplan.models.families.deepseek_v4 import window_layer
+from kvplan.models.families.deepseek_v41 import deepseek_v41_window
+from kvplan.models.families.mla import indexer_layer, latent_size
+from kvplan.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers
+
+#: Methods that draft without a KV cache of their own.
+_WITHOUT_CACHE = frozenset({"ngram", "[ngram]", "ngram_gpu", "suffix", "medusa"})
+_EAGLE = frozenset({"eagle", "eagle3"})
+
+#: Methods whose drafter reads the target's hidden states.
+HIDDEN_STATE_METHODS = frozenset({"eagle", "eagle3", "mtp", "dspark"})
+
+_KNOWN = ("mtp", "eagle", "eagle3", "dspark", "draft_model", "ngram", "suffix")
+
+#: Families whose MTP layers are numbered from zero under "mtp.".
+_MTP_NAMESPACE = ("qwen3_next", "qwen3_5", "nemotron_h", "exaone")
+
+
+def speculative_method(speculative: Mapping[str, Any]) -> str:
+    """The method of a speculative config.
+
+    Raises:
+        ModelError: If it is missing or not one that kvplan plans.
+    """
+    method = speculative.get("method")
+    if method in _KNOWN or method in _WITHOUT_CACHE:
+        return str(method)
+    raise ModelError(f"speculative_config.method is {method!r}; kvplan plans {', '.join(_KNOWN)}")
 
 
 def with_drafter(context: FamilyContext, model: ModelLayers) -> ModelLayers:
-    """The model's layers with those of its drafter behind them."""
-    return model
+    """The model's layers with those of its drafter behind them.
+
+    Raises:
+        ModelError: If the model has no such drafter, or the drafter's config is missing.
+    """
+    speculative = context.options.speculative_config
+    if speculative is None:
+        return model
+    method = speculative_method(speculative)
+    if method in _WITHOUT_CACHE:
+        return model
+    if context.options.num_speculative_tokens < 1:
+        raise ModelError(
+            f"speculative_config with method {method!r} needs num_speculative_tokens of at least 1"
+        )
+    if method == "mtp":
+        drafted = tuple(_mtp_layers(context, model))
+    elif method == "dspark":
+        drafted = tuple(_dspark_layers(context, model))
+    elif method in _EAGLE:
+        drafted = tuple(_eagle_layers(context, model, speculative))
+    else:
+        drafted = tuple(_draft_model_layers(context, speculative))
+    return dataclasses.replace(
+        model,
+        layers=model.layers + drafted,
+        num_prefill_lookahead_tokens=_prefill_lookahead(context, method),
+    )
+
+
+def _prefill_lookahead(context: FamilyContext, method: str) -> int:
+    """Prompt tokens past the computed range that the drafter reads.
+
+    Mirrors vllm/config/vllm.py::VllmConfig.num_prefill_lookahead_tokens (0.33).
+    """
+    if method not in HIDDEN_STATE_METHODS:
+        return 0
+    modules = context.text.optional_size("num_nextn_predict_layers", 1, minimum=0)
+    drafted = context.options.num_speculative_tokens
+    return drafted if method == "mtp" and min(modules, drafted) > 1 else 1
+
+
+def num_mtp_layers(text: ConfigView) -> int:
+    """MTP layers that a config declares, 0 for none."""
+    for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
+        value = text.optional_size(key, minimum=0)
+        if value is not None:
+            return value
+    return 0
+
+
+def _is(context: FamilyContext, *families: str) -> bool:
+    name = f"{context.root.model_type} {context.text.model_type}"
+    return any(family in name for family in families)
+
+
+def _mtp_layers(context: FamilyContext, model: ModelLayers) -> Iterator[Layer]:
+    text = context.text
+    count = num_mtp_layers(text)
+    if not count and _is(context, "qwen3_next"):
+        count = 1
+    if not count:
+        raise ModelError(
+            f"{context.architecture} declares no MTP layers (num_nextn_predict_layers), so "
+            "speculative method 'mtp' has nothing to draft with"
+        )
+    for k in range(count):
+        yield from _mtp_layer(context, model, k)
+
+
+def _mtp_layer(context: FamilyContext, model: ModelLayers, k: int) -> Iterator[Layer]:
+    text = context.text
+    namespace = _is(context, *_MTP_NAMESPACE)
+    base = f"mtp.layers.{k}" if namespace else f"model.layers.{model.num_hidden_layers + k}"
+    if context.architecture == "DeepseekV4ForCausalLM":
+        yield window_layer(f"{base}.attn.swa_cache", None, text, is_draft=True)
+    elif context.architecture == "DeepseekV41ForCausalLM":
+        raise ModelError("DeepSeek-V4.1 drafts with method 'dspark', not 'mtp'")
+    elif model.uses_mla:
+        topk = text.optional_size("index_topk")
+        if topk is not None:
+            yield indexer_layer(f"{base}.self_attn.indexer.k_cache", None, text, is_draft=True)
+        yield MLALayer(
+            name=f"{base}.self_attn.attn",
+            index=None,
+            is_draft=True,
+            head_size=latent_size(text),
+            is_sparse=topk is not None,
+            topk_buffer_width=topk,
+            is_index_group_leader=topk is not None,
+        )
+    else:
+        part = "mixer" if _is(context, "nemotron_h") else "self_attn"
+        kinds = text.layer_types(text.num_layers) if _is(context, "exaone") else None
+        slides = kinds is not None and kinds[k] == "sliding_attention"
+        yield AttentionLayer(
+            name=f"{base}.{part}.attn",
+            index=None,
+            is_draft=True,
+            num_kv_heads=text.num_kv_heads,
+            head_size=text.head_size,
+            sliding_window=text.size("sliding_window") if slides else None,
+        )
+
+
+def _dspark_layers(context: FamilyContext, model: ModelLayers) -> Iterator[Layer]:
+    text = context.text
+    makers: dict[str, Callable[[str], Layer]] = {
+        "DeepseekV4ForCausalLM": lambda name: window_layer(name, None, text, is_draft=True),
+        "DeepseekV41ForCausalLM": lambda name: deepseek_v41_window(
+            name, None, text, context.options, is_draft=True
+        ),
+    }
+    make = makers.get(context.architecture)
+    if make is None:
+        raise ModelError(
+            f"speculative method 'dspark' is planned for {', '.join(makers)}; got "
+            f"{context.architecture}"
+        )
+    for k in range(num_mtp_layers(text)):
+        yield make(f"model.layers.{model.num_hidden_layers + k}.attn.swa_cache")
+
+
+def _draft_config(speculative: Mapping[str, Any]) -> ConfigView:
+    """The drafter's own config: given in place, or by name or path.
+
+    Raises:
+        ModelError: If there is none.
+    """
+    config = speculative.get("config")
+    if isinstance(config, dict):
+        return ConfigView(config, "draft config")
+    model = speculative.get("model")
+    if not isinstance(model, str):
+        raise ModelError(
+            f"speculative method {speculative.get('method')!r} needs speculative_config.model: "
+            "the drafter's config.json, a directory that holds one, or a built-in name"
+        )
+    return ConfigView(read_config(model)[0], "draft config")
+
+
+def _eagle_layers(
+    context: FamilyContext, model: ModelLayers, speculative: Mapping[str, Any]
+) -> Iterator[Layer]:
+    """EAGLE heads are decoder layers numbered behind the target's."""
+    text = text_view(_draft_config(speculative))
+    if text.own("kv_lora_rank") is not None:
+        for k in range(text.num_layers):
+            yield MLALayer(
+                name=f"model.layers.{model.num_hidden_layers + k}.self_attn.attn",
+                index=None,
+                is_draft=True,
+                head_size=latent_size(text),
+            )
+        return
+    kinds = text.layer_types(text.num_layers)
+    for k in range(text.num_layers):
+        slides = kinds is not None and kinds[k] == "sliding_attention"
+        yield AttentionLayer(
+            name=f"model.layers.{model.num_hidden_layers + k}.self_attn.attn",
+            index=None,
+            is_draft=True,
+            num_kv_heads=text.num_kv_heads,
+            head_size=text.head_size,
+            sliding_window=text.size("sliding_window") if slides else None,
+        )
+
+
+def _draft_model_layers(context: FamilyContext, speculative: Mapping[str, Any]) -> Iterator[Layer]:
+    """A whole model of its own, on the last pipeline stage."""
+    from kvplan.models.registry import find_architecture
+
+    root = _draft_config(speculative)
+    names = root.values.get("architectures")
+    if not isinstance(names, list) or not names:
+        raise ModelError("the draft config names no architectures")
+    name, architecture = find_architecture(names)
+    draft = architecture.family(
+        dataclasses.replace(
+            context,
+            architecture=name,
+            root=root,
+            text=text_view(root),
+            pattern=architecture.pattern,
+            settings=architecture.settings,
+        )
+    )
+    for layer in draft.layers:
+        yield dataclasses.replace(
+            layer, name=f"draft_model.{layer.name}", index=None, is_draft=True
+        )

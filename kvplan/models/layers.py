@@ -131,6 +131,8 @@ class ModelLayers:
         cache_dtype: What "auto" means for this model's KV cache, or "auto".
         max_encoder_tokens: Encoder tokens of one request, or 0.
         replaces_block_size: Block size the model fixes, or None.
+        num_prefill_lookahead_tokens: Prompt tokens that a drafter of several MTP modules reads
+            ahead.
         model_type: What vLLM calls the model's type.
     """
 
@@ -146,4 +148,5 @@ class ModelLayers:
     mamba_ssm_dtype: str | None = None
     cache_dtype: str = "auto"
     max_encoder_tokens: int = 0
+    num_prefill_lookahead_tokens: int = 0
     model_type: str = ""

@@ -9,6 +9,7 @@ from typing import Any
 from kvplan.models.config_file import read_config
 from kvplan.models.config_view import ConfigView, text_view
 from kvplan.models.context_length import derived_max_model_len, resolve_max_model_len
+from kvplan.models.drafters import HIDDEN_STATE_METHODS, with_drafter
 from kvplan.models.errors import ModelError
 from kvplan.models.families.context import FamilyContext
 from kvplan.models.layers import Layer, ModelLayers
@@ -182,8 +183,6 @@ def _family_layers(
     options: ModelOptions,
     dtype: str,
 ) -> ModelLayers:
-    from kvplan.models.drafters import with_drafter
-
     context = FamilyContext(
         architecture=name,
         root=root,
@@ -271,12 +270,15 @@ def _planning_config(layers: ModelLayers, resolution: Resolution, layout: str) -
         ),
         "block_size": resolution.block_size,
         "enable_prefix_caching": resolution.prefix_caching,
-        "model_type": layers.model_type or None,
     }
+    if layers.model_type:
+        config["model_type"] = layers.model_type
     if method is not None:
+        uses_hidden_states = method in HIDDEN_STATE_METHODS
         config["speculative_method"] = method
-        config["use_eagle"] = method in ("eagle", "eagle3", "mtp", "dflash", "dspark")
-        config["use_eagle_block_drop"] = method in ("eagle", "eagle3", "mtp")
+        config["use_eagle"] = uses_hidden_states
+        config["use_eagle_block_drop"] = uses_hidden_states and method != "dspark"
+        config["num_prefill_lookahead_tokens"] = layers.num_prefill_lookahead_tokens
     return config
 
 

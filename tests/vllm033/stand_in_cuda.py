@@ -320,6 +320,20 @@ def _skip_tokenizer_tables() -> None:
     model.NgramHashState = NgramHashState
 
 
+def _initialize_drafter(config: Any, initialize_model: Any) -> None:
+    """Build the drafter as vLLM's speculators do."""
+    from vllm.config import replace
+
+    speculative = config.speculative_config
+    if speculative.method == "draft_model":
+        draft = replace(config, model_config=speculative.draft_model_config, quant_config=None)
+        initialize_model(draft, prefix="draft_model")
+        return
+    initialize_model(
+        speculative.apply_draft_overrides(config), model_config=speculative.draft_model_config
+    )
+
+
 def registered(model_dir: str, **engine_args: Any) -> dict[str, Any]:
     """What vLLM registers for the ``config.json`` in a directory.
 
@@ -371,10 +385,7 @@ def registered(model_dir: str, **engine_args: Any) -> dict[str, Any]:
             speculative = config.speculative_config
             if speculative is not None and speculative.draft_model_config is not None:
                 target_layers = set(layers())
-                initialize_model(
-                    speculative.apply_draft_overrides(config),
-                    model_config=speculative.draft_model_config,
-                )
+                _initialize_drafter(config, initialize_model)
                 for name, layer in layers().items():
                     if name not in target_layers:
                         layer.is_draft_layer = True
