@@ -107,10 +107,12 @@ class CustomLayer(Layer):
     Attributes:
         backend: Name of the layer's backend.
         build: Makes the spec, given the resolved block sizes and dtypes.
+        is_final: Whether the backend leaves the spec as it is.
     """
 
     backend: str
     build: Callable[[Resolution], Any]
+    is_final: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,13 @@ from kvplan.models.families.deepseek_v4 import deepseek_v4
 from kvplan.models.families.deepseek_v41 import deepseek_v41
 from kvplan.models.families.dense import dense
 from kvplan.models.families.encoder_decoder import whisper
-from kvplan.models.families.linear_attention import gated_delta, short_conv
+from kvplan.models.families.heterogeneous import mimo_v2, nemotron_nas
+from kvplan.models.families.linear_attention import (
+    bailing_hybrid,
+    gated_delta,
+    kimi_linear,
+    short_conv,
+)
 from kvplan.models.families.mamba import (
     falcon_h1,
     granite_hybrid,
@@ -27,6 +33,7 @@ from kvplan.models.families.mamba import (
     zamba2,
 )
 from kvplan.models.families.mla import mla
+from kvplan.models.families.shared_kv import shared_kv
 from kvplan.models.layers import ModelLayers
 
 Family = Callable[[FamilyContext], ModelLayers]
@@ -34,6 +41,7 @@ Family = Callable[[FamilyContext], ModelLayers]
 _SELF_ATTN = "model.layers.{i}.self_attn.attn"
 _ATTN = "model.layers.{i}.attn.attn"
 _GPT = "transformer.h.{i}.attn.attn"
+_CHATGLM = "transformer.encoder.layers.{i}.self_attention.attn"
 _MULTIMODAL = "language_model."
 
 
@@ -105,6 +113,18 @@ def _table() -> dict[str, Architecture]:
     add("Exaone4ForCausalLM ExaoneMoeForCausalLM ExaoneMoEForCausalLM", dense, period=4)
     add("Olmo3ForCausalLM", dense, period=4)
     add("CwmForCausalLM MellumForCausalLM AfmoeForCausalLM MuseGlimmerForCausalLM", dense)
+    add("Step3p5ForCausalLM PhiMoEForCausalLM", dense)
+    add(
+        "Step3TextForCausalLM",
+        dense,
+        ".layers.{i}.self_attn.attn",
+        kv_heads_key="num_attention_groups",
+    )
+    add("Kolibri1ForCausalLM", dense, period=5)
+    add("MiMoV2FlashForCausalLM MiMoV2ForCausalLM", mimo_v2)
+    add("DeciLMForCausalLM", nemotron_nas)
+    add("Gemma3nForCausalLM", shared_kv, "model.layers.{i}.self_attn.attn", period=5)
+    add("Gemma4ForCausalLM", shared_kv, global_heads=True)
     # Chunks, latents, states.
     add("Llama4ForCausalLM", chunked_local)
     add(
@@ -146,6 +166,22 @@ def _table() -> dict[str, Architecture]:
         linear_pattern="model.layers.{i}.short_conv",
         conv_dim_key="hidden_size",
     )
+    add(
+        "OlmoHybridForCausalLM",
+        gated_delta,
+        linear_pattern="model.layers.{i}.linear_attn",
+        exports_checkpoints=False,
+    )
+    add("DbrxForCausalLM", dense, "transformer.blocks.{i}.norm_attn_norm.attn.attn", dbrx=True)
+    add("ChatGLMModel ChatGLMForConditionalGeneration", dense, _CHATGLM)
+    add("InternLM2ForCausalLM", dense, "model.layers.{i}.attention.attn")
+    add("ExaoneForCausalLM", dense, "model.h.{i}.attn.attention.attn")
+    add("BailingMoeForCausalLM BailingMoeV2ForCausalLM", dense, "model.layers.{i}.attention.attn")
+    add(
+        "BailingMoeV2_5ForCausalLM",
+        bailing_hybrid,
+        linear_pattern="model.layers.{i}.self_attn",
+    )
     add("WhisperForConditionalGeneration", whisper)
     # Language models of multimodal wrappers.
     multimodal(
@@ -180,6 +216,21 @@ def _table() -> dict[str, Architecture]:
         "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration "
         "MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration",
         "Qwen3_5ForCausalLM",
+    )
+    multimodal("Gemma3nForConditionalGeneration", "Gemma3nForCausalLM")
+    multimodal(
+        "Gemma4ForConditionalGeneration Gemma4UnifiedForConditionalGeneration",
+        "Gemma4ForCausalLM",
+        mm_prefix=True,
+    )
+    multimodal(
+        "KimiVLForConditionalGeneration KimiK25ForConditionalGeneration DeepseekVLV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+    )
+    table["KimiK3ForConditionalGeneration"] = Architecture(
+        kimi_linear,
+        "language_model.model.layers.{i}.self_attn",
+        {"linear_pattern": "language_model.model.layers.{i}.self_attn"},
     )
     multimodal("MuseGlimmerForConditionalGeneration", "MuseGlimmerForCausalLM", "")
     return table

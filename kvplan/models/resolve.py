@@ -38,6 +38,9 @@ from kvplan.packing import (
     supported_layouts,
 )
 
+#: Attention layers at either end that vLLM keeps unquantized for packed 4-bit formats.
+_BOUNDARY_LAYERS = 2
+
 
 @dataclass
 class Resolution:
@@ -92,9 +95,23 @@ class Resolution:
         has_state = self.model.is_hybrid or self.model.is_attention_free
         return "align" if has_state and self.prefix_caching else "none"
 
+    @cached_property
+    def skipped_layers(self) -> frozenset[str]:
+        """Layers kept unquantized: the user's, and the outermost two for packed 4-bit formats.
+
+        Mirrors vllm/engine/arg_utils.py::EngineArgs.create_engine_config (0.33).
+        """
+        skipped = {str(entry) for entry in self.options.kv_cache_dtype_skip_layers}
+        packed = self.cache_dtype.startswith("turboquant_") or self.cache_dtype == "ultraquant_4bit"
+        if packed and not self.model.is_hybrid:
+            count = self.model.num_hidden_layers
+            edge = min(_BOUNDARY_LAYERS, count // 2)
+            skipped |= {str(i) for i in (*range(edge), *range(count - edge, count))}
+        return frozenset(skipped)
+
     def layer_cache_dtype(self, layer: Layer) -> str:
         """``--kv-cache-dtype`` of one layer, "auto" where it is skipped."""
-        skipped = [str(entry) for entry in self.options.kv_cache_dtype_skip_layers]
+        skipped = self.skipped_layers
         if not skipped or not isinstance(layer, AttentionLayer):
             return self.cache_dtype
         if layer.sliding_window is not None and "sliding_window" in skipped:
@@ -218,9 +235,7 @@ class Resolution:
         padded_state = None
         if self.model.is_hybrid and self.state_layers:
             token_bytes = self._page_spec(self.cache_dtype).page_size_bytes
-            if options.kv_cache_dtype_skip_layers and self.cache_dtype.startswith(
-                ("turboquant_", "ultraquant_")
-            ):
+            if self.skipped_layers and self.cache_dtype.startswith(("turboquant_", "ultraquant_")):
                 token_bytes = math.lcm(token_bytes, self._page_spec("auto").page_size_bytes)
             state_bytes = max(_state_bytes(layer) for layer in self.state_layers)
             aligned = self.mamba_cache_mode == "align"
@@ -236,7 +251,7 @@ class Resolution:
             if block_size * token_bytes != state_bytes:
                 padded_state = block_size * token_bytes
         skip_page = None
-        if options.kv_cache_dtype_skip_layers:
+        if self.skipped_layers:
             block_size, skip_page = skip_layer_page(
                 block_size,
                 self.kernel_sizes(self.attention_backends[0]),
@@ -279,6 +294,8 @@ class Resolution:
         """The spec that vLLM registers for a layer."""
         if isinstance(layer, StateLayer):
             spec = self._state_spec(layer)
+        elif isinstance(layer, CustomLayer) and layer.is_final:
+            spec = layer.build(self)
         else:
             spec = customize_attention_spec(
                 self.backend_of(layer),

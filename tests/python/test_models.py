@@ -1,4 +1,3 @@
-
 """Models: what is registered, which options matter, and what is refused."""
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ pytest.importorskip("kvplan.specs")
 from kvplan import models
 from kvplan.models import ModelConfig, ModelError, ModelOptions, UnknownArchitecture
 
-REGISTERED = sorted((Path(__file__).parents[1] / "data" / "registered").glob("*.json"))
+REGISTERED = sorted((Path(__file__).parents[1] / "data" / "registered").rglob("*.json"))
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -220,9 +219,15 @@ def test_bad_options_are_refused(options, message):
 )
 def test_kv_cache_dtype_chooses_backend_and_packing(kv_cache_dtype, backend, content):
     plan_input = planned(LLAMA, kv_cache_dtype=kv_cache_dtype)
-    assert plan_input.backends == [backend]
-    spec = next(iter(plan_input.kv_cache_specs[0].values()))
+    assert backend in plan_input.backends
+    spec = plan_input.kv_cache_specs[0]["model.layers.3.self_attn.attn"]
     assert spec.state_content_bytes == content
+
+
+def test_packed_formats_keep_the_outermost_layers_unquantized():
+    specs = planned(LLAMA, kv_cache_dtype="turboquant_3bit_nc").kv_cache_specs[0]
+    dtypes = [str(spec.dtype) for spec in specs.values()]
+    assert dtypes == ["bfloat16"] * 2 + ["uint8"] * 2 + ["bfloat16"] * 2
 
 
 def test_files_and_directories(tmp_path):

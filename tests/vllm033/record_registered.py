@@ -100,7 +100,7 @@ def main() -> None:
         config = json.loads(arguments.config.read_text())
         dump(record(config, json.loads(arguments.engine_args)), arguments.out)
         return
-    for path in sorted(FIXTURES.glob("*.json")):
+    for path in sorted(FIXTURES.rglob("*.json")):
         if arguments.names and path.stem not in arguments.names:
             continue
         fixture = json.loads(path.read_text())

@@ -32,6 +32,7 @@ _OPTIONAL_PACKAGES = (
     "torchaudio",
     "compressed_tensors",
     "loguru",
+    "mistral_common",
     "flashinfer",
     "cutlass",
     "cuda",
@@ -197,6 +198,9 @@ torch.cuda.get_device_capability = lambda *a, **k: CAPABILITY
 import vllm.utils.import_utils as _import_utils
 
 _import_utils.has_deep_gemm = lambda: True
+import vllm.utils.flashinfer as _flashinfer
+
+_flashinfer.supports_trtllm_attention = lambda *a, **k: CAPABILITY[0] == 10
 import vllm.model_executor.models.registry as _registry
 
 _registry._run_in_subprocess = lambda function: function()
@@ -208,12 +212,24 @@ _namespace_getattr = torch._ops._OpNamespace.__getattr__
 _lenient = False
 
 
+class _StubOp:
+    """A custom op that does nothing, with its overloads."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _StubOp()
+
+
 def _getattr(self: Any, name: str) -> Any:
     try:
         return _namespace_getattr(self, name)
     except AttributeError:
         if _lenient and not name.startswith("__"):
-            return lambda *a, **k: True
+            return _StubOp()
         raise
 
 
@@ -334,6 +350,21 @@ def _initialize_drafter(config: Any, initialize_model: Any) -> None:
     )
 
 
+def _register_remote_config(model_dir: str) -> None:
+    """Stand in for a config class that a checkpoint would bring as remote code."""
+    import json
+
+    from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+    from vllm.transformers_utils.config import _CONFIG_REGISTRY
+
+    with open(os.path.join(model_dir, "config.json")) as file:
+        config = json.load(file)
+    model_type = config.get("model_type", "")
+    if model_type and model_type not in CONFIG_MAPPING and model_type not in _CONFIG_REGISTRY:
+        remote = type("RemoteConfig", (PreTrainedConfig,), {"model_type": model_type})
+        AutoConfig.register(model_type, remote)
+
+
 def registered(model_dir: str, **engine_args: Any) -> dict[str, Any]:
     """What vLLM registers for the ``config.json`` in a directory.
 
@@ -352,6 +383,7 @@ def registered(model_dir: str, **engine_args: Any) -> dict[str, Any]:
     )
     from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
 
+    _register_remote_config(model_dir)
     engine_args.setdefault("max_num_batched_tokens", 8192)
     tp = engine_args.get("tensor_parallel_size", 1)
     pp = engine_args.get("pipeline_parallel_size", 1)
@@ -365,6 +397,9 @@ def registered(model_dir: str, **engine_args: Any) -> dict[str, Any]:
         **engine_args,
     ).create_engine_config()
     _skip_tokenizer_tables()
+    import vllm.v1.attention.backends.flashinfer as flashinfer
+
+    flashinfer._get_multi_ctas_kv_counter_buffer = lambda *a: None
 
     def layers() -> dict[str, Any]:
         return get_layers_from_vllm_config(config, AttentionLayerBase)
@@ -410,7 +445,7 @@ def registered(model_dir: str, **engine_args: Any) -> dict[str, Any]:
 def spec_to_dict(spec: Any) -> dict[str, Any]:
     """A vLLM spec as kvplan's ``spec.to_dict()`` writes it: required fields and non-defaults."""
     import dataclasses
-    from enum import Enum
+    from enum import Enum, IntEnum
     from fractions import Fraction
 
     from vllm.v1.attention.backend import MultipleOf
@@ -422,6 +457,8 @@ def spec_to_dict(spec: Any) -> dict[str, Any]:
             return str(value).removeprefix("torch.")
         if isinstance(value, Fraction):
             return str(value)
+        if isinstance(value, IntEnum):
+            return int(value)
         if isinstance(value, Enum):
             return value.value if isinstance(value, str) else value.name
         if isinstance(value, tuple):

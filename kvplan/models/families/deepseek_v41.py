@@ -29,6 +29,7 @@ class _Records:
     """
 
     def __init__(self, options: ModelOptions) -> None:
+        self.reported = options.deepseek_v41_reported_blocks
         self.is_blackwell = options.device_capability[0] == 10
         cache_dtype = packed_cache_dtype(options.kv_cache_dtype)
         if cache_dtype == "nvfp4_ds_mla" and not self.is_blackwell:
@@ -72,7 +73,13 @@ def _latent_layer(
             state_content_bytes=records.latent_bytes,
         )
 
-    return CustomLayer(name=name, index=index, backend="FLASHMLA_SPARSE_DSV41", build=build)
+    return CustomLayer(
+        name=name,
+        index=index,
+        backend="FLASHMLA_SPARSE_DSV41",
+        build=build,
+        is_final=records.reported,
+    )
 
 
 def _indexer_layer(
@@ -90,7 +97,13 @@ def _indexer_layer(
             alignment=records.alignment,
         )
 
-    return CustomLayer(name=name, index=index, backend="DEEPSEEK_V41_INDEXER", build=build)
+    return CustomLayer(
+        name=name,
+        index=index,
+        backend="DEEPSEEK_V41_INDEXER",
+        build=build,
+        is_final=records.reported,
+    )
 
 
 def _ring_layer(name: str, index: int, text: ConfigView, options: ModelOptions) -> CustomLayer:

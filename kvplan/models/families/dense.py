@@ -39,10 +39,16 @@ def dense(context: FamilyContext) -> ModelLayers:
 
 def _kv_heads(context: FamilyContext) -> int:
     text = context.text
+    if context.setting("kv_heads_key"):
+        return text.size(context.setting("kv_heads_key"))
     if context.setting("all_heads"):
         return text.num_heads
     if context.setting("falcon"):
         return _falcon_kv_heads(text)
+    if context.setting("gpt_bigcode"):
+        return 1 if text.get("multi_query", True) else text.num_heads
+    if context.setting("dbrx"):
+        return text.section("attn_config").optional_size("kv_n_heads") or text.num_heads
     return text.num_kv_heads
 
 

@@ -7,8 +7,15 @@ from collections.abc import Iterator
 from kvplan.models.config_view import ConfigView
 from kvplan.models.errors import ModelError
 from kvplan.models.families.context import FamilyContext
-from kvplan.models.families.states import gated_delta_shapes, short_conv_shapes, state_dtypes
-from kvplan.models.layers import AttentionLayer, Layer, ModelLayers, StateLayer
+from kvplan.models.families.mla import latent_size
+from kvplan.models.families.states import (
+    gated_delta_shapes,
+    kda_shapes,
+    linear_attention_shapes,
+    short_conv_shapes,
+    state_dtypes,
+)
+from kvplan.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers, StateLayer
 
 #: FlashInfer's gated-delta prefill exports states at multiples of this many tokens.
 _FLASHINFER_CHECKPOINT = 64
@@ -133,3 +140,80 @@ def _lfm2_kinds(text: ConfigView, num_layers: int) -> list[str]:
     if not isinstance(full, list):
         return ["full_attention"] * num_layers
     return ["full_attention" if i in full else "conv" for i in range(num_layers)]
+
+
+def bailing_hybrid(context: FamilyContext) -> ModelLayers:
+    """Bailing (Ring) 2.5: lightning attention, with a latent-attention layer every few layers.
+
+    Mirrors vllm/model_executor/models/bailing_moe_linear.py (0.33).
+    """
+    text, options = context.text, context.options
+    num_layers, group = text.num_layers, text.size("layer_group_size")
+    head_size = latent_size(text)
+    shapes = linear_attention_shapes(context.tp, text.num_heads, text.head_size)
+    dtypes = state_dtypes(options, context.dtype)[:1]
+
+    def layers() -> Iterator[Layer]:
+        for i in range(num_layers):
+            if (i + 1) % group == 0:
+                yield MLALayer(name=context.name(i), index=i, head_size=head_size)
+            else:
+                yield StateLayer(
+                    name=context.setting("linear_pattern", "").format(i=i),
+                    index=i,
+                    shapes=shapes,
+                    dtypes=dtypes,
+                    mamba_type="linear",
+                )
+
+    return ModelLayers(
+        layers=tuple(layers()),
+        num_hidden_layers=num_layers,
+        is_hybrid=True,
+        uses_mla=True,
+        page_kv_heads=1,
+        page_head_size=head_size,
+        model_type=text.model_type,
+    )
+
+
+def kimi_linear(context: FamilyContext) -> ModelLayers:
+    """Kimi delta attention, with latent attention at the layers the config names.
+
+    Mirrors vllm/models/kimi_k3/nvidia/model.py (0.33).
+    """
+    text, options = context.text, context.options
+    num_layers, head_size = text.num_layers, latent_size(text)
+    linear = text.section("linear_attn_config")
+    kda_layers = set(linear.sizes("kda_layers", minimum=1))
+    shapes = kda_shapes(
+        context.tp,
+        linear.size("num_heads"),
+        linear.size("head_dim"),
+        linear.optional_size("short_conv_kernel_size", 4),
+        options.num_speculative_tokens,
+    )
+    dtypes = state_dtypes(options, context.dtype, ssm_dtype="float32")
+
+    def layers() -> Iterator[Layer]:
+        for i in range(num_layers):
+            if i + 1 in kda_layers:
+                yield StateLayer(
+                    name=context.setting("linear_pattern", "").format(i=i),
+                    index=i,
+                    shapes=shapes,
+                    dtypes=dtypes,
+                    mamba_type="gdn_attn",
+                )
+            else:
+                yield MLALayer(name=context.name(i), index=i, head_size=head_size)
+
+    return ModelLayers(
+        layers=tuple(layers()),
+        num_hidden_layers=num_layers,
+        is_hybrid=True,
+        uses_mla=True,
+        page_kv_heads=1,
+        page_head_size=head_size,
+        model_type=text.model_type,
+    )

@@ -268,6 +268,6 @@ def zamba2(context: FamilyContext) -> ModelLayers:
                 name=f"model.attn.{j}", index=i, num_kv_heads=kv_heads, head_size=head_size
             )
         for i in range(num_layers):
-            yield _mamba2_layer(f"{i}.mixer", i, shapes, dtypes)
+            yield _mamba2_layer(f"{len(hybrid_layers) + i}.mixer", i, shapes, dtypes)
 
     return _hybrid(context, layers(), kv_heads, head_size, num_layers)
