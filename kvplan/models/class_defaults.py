@@ -28,19 +28,13 @@ def transformers_installed() -> bool:
 
 
 def _candidate_files(models: Path, model_type: str) -> list[Path]:
-    names = [model_type]
-    for suffix in ("_text", "_language", "_decoder"):
-        if model_type.endswith(suffix):
-            names.append(model_type.removesuffix(suffix))
-    files = [
-        path
-        for name in names
-        for path in sorted((models / name.replace("-", "_")).glob("configuration_*.py"))
-    ]
-    if files:
-        return files
-    needle = f'model_type = "{model_type}"'
-    return [p for p in sorted(models.glob("*/configuration_*.py")) if needle in p.read_text()]
+    """Sources that can define a model type: its own folder, or that of a longer name's stem."""
+    parts = model_type.replace("-", "_").split("_")
+    for length in range(len(parts), 0, -1):
+        files = sorted((models / "_".join(parts[:length])).glob("configuration_*.py"))
+        if files:
+            return files
+    return []
 
 
 def _literal(node: ast.expr | None) -> tuple[bool, Any]:

@@ -13,7 +13,7 @@ from kvplan.models.errors import ModelError
 #: A config.json is a few kilobytes; anything larger is some other file.
 MAX_CONFIG_BYTES = 16 << 20
 
-_BUILTIN_PACKAGE = "kvplan.models.configs"
+_GGUF_HELP = "GGUF metadata is not read. Give the original model's config.json"
 
 
 def builtin_models() -> list[str]:
@@ -51,6 +51,8 @@ def read_config(model: str | Path) -> tuple[dict[str, Any], str]:
         raise ModelError(_not_found(name))
     if not path.is_file():
         raise ModelError(f"{path} is not a regular file")
+    if path.suffix == ".gguf":
+        raise ModelError(f"{path} is a GGUF file; {_GGUF_HELP}")
     size = path.stat().st_size
     if size > MAX_CONFIG_BYTES:
         raise ModelError(
@@ -71,10 +73,7 @@ def _config_in_directory(directory: Path) -> Path:
     if path.exists():
         return path
     if any(directory.glob("*.gguf")):
-        raise ModelError(
-            f"{directory} holds GGUF files and no config.json; GGUF metadata is not read. Put the "
-            "original model's config.json beside them"
-        )
+        raise ModelError(f"{directory} holds GGUF files and no config.json; {_GGUF_HELP}")
     if (directory / "params.json").exists():
         raise ModelError(
             f"{directory} holds a params.json (Mistral format) and no config.json; give the "

@@ -129,10 +129,7 @@ class ModelLayers:
         page_kv_heads: KV heads over all TP ranks that hybrid block sizes are computed with.
         page_head_size: Head size that hybrid block sizes are computed with.
         mm_prefix: Whether image positions are attended in both directions.
-        mamba_ssm_dtype: Dtype the model asks for its recurrent state, or None.
         cache_dtype: What "auto" means for this model's KV cache, or "auto".
-        max_encoder_tokens: Encoder tokens of one request, or 0.
-        replaces_block_size: Block size the model fixes, or None.
         num_prefill_lookahead_tokens: Prompt tokens that a drafter of several MTP modules reads
             ahead.
         model_type: What vLLM calls the model's type.
@@ -147,8 +144,6 @@ class ModelLayers:
     page_kv_heads: int = 1
     page_head_size: int = 0
     mm_prefix: bool = False
-    mamba_ssm_dtype: str | None = None
     cache_dtype: str = "auto"
-    max_encoder_tokens: int = 0
     num_prefill_lookahead_tokens: int = 0
     model_type: str = ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvplan.models.checkpoint_cache_dtype import checkpoint_cache_dtype
 from kvplan.models.config_file import read_config
 from kvplan.models.config_view import ConfigView, text_view
 from kvplan.models.context_length import derived_max_model_len, resolve_max_model_len
@@ -136,6 +137,7 @@ def kv_cache_specs(
         num_heads=num_heads or options.tensor_parallel_size,
         max_model_len=resolve_max_model_len(derived, source, options),
         rope_dim=_rope_dim(text),
+        checkpoint_cache_dtype=checkpoint_cache_dtype(root, text),
     )
     stages = pipeline_stages(
         layers.num_hidden_layers,
@@ -263,11 +265,7 @@ def _planning_config(layers: ModelLayers, resolution: Resolution, layout: str) -
         "decode_context_parallel_size": options.decode_context_parallel_size,
         "mamba_cache_mode": resolution.mamba_cache_mode,
         "disable_hybrid_kv_cache_manager": options.disable_hybrid_kv_cache_manager,
-        "max_num_encoder_input_tokens": (
-            max(options.max_num_batched_tokens, layers.max_encoder_tokens)
-            if layers.is_encoder_decoder
-            else 0
-        ),
+        "max_num_encoder_input_tokens": options.max_num_batched_tokens,
         "block_size": resolution.block_size,
         "enable_prefix_caching": resolution.prefix_caching,
     }

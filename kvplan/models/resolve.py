@@ -53,6 +53,7 @@ class Resolution:
         num_heads: Attention heads over all TP ranks.
         max_model_len: Longest request in tokens.
         rope_dim: Rotary elements of a head, for formats that need it.
+        checkpoint_cache_dtype: What a quantized checkpoint asks for, or "auto".
     """
 
     model: ModelLayers
@@ -61,6 +62,7 @@ class Resolution:
     num_heads: int
     max_model_len: int
     rope_dim: int | None = None
+    checkpoint_cache_dtype: str = "auto"
     _chosen: dict[Layer, str] = field(default_factory=dict, init=False)
 
     @property
@@ -77,7 +79,11 @@ class Resolution:
     def cache_dtype(self) -> str:
         """``--kv-cache-dtype`` after the model's own default."""
         wanted = self.options.kv_cache_dtype
-        return self.model.cache_dtype if wanted == "auto" else wanted
+        if wanted != "auto":
+            return wanted
+        if self.checkpoint_cache_dtype != "auto":
+            return self.checkpoint_cache_dtype
+        return self.model.cache_dtype
 
     @property
     def prefix_caching(self) -> bool:

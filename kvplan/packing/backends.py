@@ -81,7 +81,7 @@ _BACKENDS = (
     AttentionBackend(
         "FLASHINFER", (16, 32, 64), (*_PLAIN, *_FP8, "fp8_e5m2", "nvfp4", "nvfp4_4over6")
     ),
-    AttentionBackend("TRITON_FLASHINFER", (64,), _PLAIN, _ANY_LAYOUT),
+    AttentionBackend("TRITON_FLASHINFER", (64,), _PLAIN, _ANY_LAYOUT, head_sizes=(256, 512)),
     _flash_like("FLEX_ATTENTION", _PLAIN, layouts=("LBNHC",)),
     AttentionBackend(
         "B12X",

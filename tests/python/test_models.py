@@ -63,8 +63,54 @@ def test_registers_what_vllm_registers(path):
     assert set(plan_input.backends) == {name for stage in fixture["backends"] for name in stage}
     config = plan_input.config
     assert config["kv_cache_layout"] == fixture["layout"]
-    for key in ("block_size", "max_model_len", "mamba_cache_mode", "max_in_flight_tokens"):
+    for key in (
+        "block_size",
+        "max_model_len",
+        "mamba_cache_mode",
+        "max_in_flight_tokens",
+        "max_num_encoder_input_tokens",
+    ):
         assert config[key] == fixture[key], key
+
+
+def test_documentation_says_how_every_architecture_was_verified():
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 5][2:]
+    recorded = {name.strip() for row in rows for name in row[3].split(",")} - {"-"}
+    from_code = {name.strip() for row in rows for name in row[4].split(",")} - {"-"}
+    assert recorded | from_code == set(models.known_architectures())
+    assert not recorded & from_code
+    architectures = {
+        json.loads(path.read_text())["config"]["architectures"][0] for path in REGISTERED
+    }
+    assert recorded == architectures
+
+
+def test_case_1_with_the_blocks_that_were_reported():
+    import kvplan
+
+    options = ModelOptions(
+        tensor_parallel_size=4,
+        max_model_len=524_288,
+        speculative_config={"method": "dspark", "num_speculative_tokens": 5},
+        deepseek_v41_reported_blocks=True,
+    )
+    plan_input = models.kv_cache_specs("deepseek-v4.1-flash", options)
+    plan = kvplan.plan(plan_input.planning_config(), plan_input.kv_cache_specs, [4_509_715_660] * 4)
+    assert plan_input.config["max_in_flight_tokens"] == 16_384
+    assert plan_input.config["kv_cache_layout"] == "BLHNC"
+    assert len(plan.groups) == 17
+    assert plan.bytes_per_block == 138_240
+    assert plan.num_blocks == 32_622
+    assert plan.capacity_tokens == 1_057_457
+
+
+def test_gemma_3_has_seven_groups():
+    import kvplan
+
+    plan_input = models.kv_cache_specs("gemma-3-27b")
+    plan = kvplan.plan(plan_input.planning_config(), plan_input.kv_cache_specs, [60 << 30])
+    assert len(plan.groups) == 7
 
 
 def test_every_builtin_model_has_a_fixture_and_loads():
@@ -222,6 +268,22 @@ def test_kv_cache_dtype_chooses_backend_and_packing(kv_cache_dtype, backend, con
     assert backend in plan_input.backends
     spec = plan_input.kv_cache_specs[0]["model.layers.3.self_attn.attn"]
     assert spec.state_content_bytes == content
+
+
+@pytest.mark.parametrize(
+    ("quantization", "expected"),
+    [
+        ({"quant_method": "fp8"}, "auto"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}}, "fp8"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, "auto"),
+        ({"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}}, "fp8_e4m3"),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "INT9"}, "auto"),
+    ],
+)
+def test_quantized_checkpoints_choose_their_cache_dtype(quantization, expected):
+    config = {**LLAMA, "quantization_config": quantization}
+    assert planned(config).cache_dtype == expected
+    assert planned(config, kv_cache_dtype="bfloat16").cache_dtype == "bfloat16"
 
 
 def test_packed_formats_keep_the_outermost_layers_unquantized():

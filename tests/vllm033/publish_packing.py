@@ -82,6 +82,7 @@ def published() -> dict[str, Any]:
             "preferred_block_size": backend.get_preferred_block_size(16),
             "layouts": [layout.name for layout in layouts or ()],
             "kv_cache_dtypes": list(backend.supported_kv_cache_dtypes),
+            "head_sizes": list(backend.get_supported_head_sizes()),
             "is_mla": backend.is_mla(),
             "is_sparse": backend.is_sparse(),
             "specs": specs,

@@ -31,6 +31,5 @@ def whisper(context: FamilyContext) -> ModelLayers:
         is_encoder_decoder=True,
         page_kv_heads=heads,
         page_head_size=head_size,
-        max_encoder_tokens=text.size("max_source_positions"),
         model_type=text.model_type,
     )

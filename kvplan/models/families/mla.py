@@ -60,8 +60,18 @@ def mla(context: FamilyContext) -> ModelLayers:
         uses_mla=True,
         page_kv_heads=1,
         page_head_size=head_size,
+        cache_dtype=_default_cache_dtype(context),
         model_type=text.model_type,
     )
+
+
+def _default_cache_dtype(context: FamilyContext) -> str:
+    """GLM's sparse models keep fp8 latents on Blackwell unless told otherwise.
+
+    Mirrors vllm/model_executor/models/config.py::GlmMoeDsaForCausalLM (0.33).
+    """
+    is_glm = context.architecture == "GlmMoeDsaForCausalLM"
+    return "fp8_e4m3" if is_glm and context.options.device_capability[0] == 10 else "auto"
 
 
 def _layers(context: FamilyContext, num_layers: int, head_size: int) -> Iterator[Layer]:
