@@ -7,6 +7,7 @@ namespace kvplan::bindings {
 
 void bind_block_pool(pybind11::module_& m);
 void bind_errors(pybind11::module_& m);
+void bind_frontier(pybind11::module_& m);
 void bind_plan(pybind11::module_& m);
 void bind_planning(pybind11::module_& m);
 void bind_planning_config(pybind11::module_& m);

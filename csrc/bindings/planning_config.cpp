@@ -67,6 +67,30 @@ py::object write_config_field(const T& value, std::string_view field) {
   }
 }
 
+// A kernel's block size: tokens, or MultipleOf(tokens), which a dictionary spells {"multiple_of":
+// n}.
+void read_config_field(py::handle in, std::string_view field, std::vector<KernelBlockSize>& out) {
+  out.clear();
+  for (py::handle size : in) {
+    BlockStrideAlignment parsed;  // spelled alike
+    read_field(size, field, parsed);
+    out.push_back({parsed.value, parsed.kind == BlockStrideAlignment::Kind::kMultipleOf});
+  }
+}
+
+py::object write_config_field(const std::vector<KernelBlockSize>& value, std::string_view) {
+  py::list list;
+  for (const KernelBlockSize& k : value) {
+    py::object tokens = py::int_(k.tokens);
+    if (k.multiples) {
+      list.append(py::dict(py::arg("multiple_of") = tokens));
+    } else {
+      list.append(tokens);
+    }
+  }
+  return list;
+}
+
 /// Visits every field by its name in Python; `max_model_len` is the only one without a default.
 template <class Visitor>
 void for_each_config_field(Visitor&& visit) {
@@ -99,6 +123,8 @@ void for_each_config_field(Visitor&& visit) {
   visit("grouping", &C::grouping);
   visit("max_groups", &C::max_groups);
   visit("reference_model_len", &C::reference_model_len);
+  visit("attention_kernel_block_sizes", &C::attention_kernel_block_sizes);
+  visit("mla_kernel_block_sizes", &C::mla_kernel_block_sizes);
 }
 
 PlanningConfig build(const py::kwargs& kwargs) {

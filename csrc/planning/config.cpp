@@ -54,8 +54,11 @@ void validate(const PlanningConfig& c) {
   require_at_least("prefix_match_unit", c.prefix_match_unit, 1);
   require_at_least("max_groups", c.max_groups, 1);
   require_at_least("reference_model_len", c.reference_model_len, 1);
-  for (const auto* sizes : {&c.kernel_block_sizes.attention, &c.kernel_block_sizes.mla}) {
-    for (const KernelBlockSize& k : *sizes) require_at_least("kernel_block_sizes", k.tokens, 1);
+  for (const KernelBlockSize& k : c.attention_kernel_block_sizes) {
+    require_at_least("attention_kernel_block_sizes", k.tokens, 1);
+  }
+  for (const KernelBlockSize& k : c.mla_kernel_block_sizes) {
+    require_at_least("mla_kernel_block_sizes", k.tokens, 1);
   }
 }
 

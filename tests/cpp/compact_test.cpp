@@ -332,10 +332,10 @@ TEST(Compact, BlockSizesThatTheBackendRefusesAreNotUsed) {
   Model model;
   model.add(6, full(1, 128, 64)).add(23, mamba(540672, 64));
   PlanningConfig config = compact_config(131072, 29);
-  config.kernel_block_sizes.attention = {{16, false}, {32, false}, {64, false}, {256, false}};
+  config.attention_kernel_block_sizes = {{16, false}, {32, false}, {64, false}, {256, false}};
   const Plan p = checked_plan(model.request(), config);
   EXPECT_EQ((*p.specs)[p.groups[0].spec].block_size, 256);
-  config.kernel_block_sizes.attention = {{64, false}};
+  config.attention_kernel_block_sizes = {{64, false}};
   const Plan own = checked_plan(model.request(), config);
   EXPECT_EQ((*own.specs)[own.groups[0].spec].block_size, 64);
 }

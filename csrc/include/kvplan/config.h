@@ -31,15 +31,6 @@ struct KernelBlockSize {
   bool operator==(const KernelBlockSize&) const = default;
 };
 
-/// What the layers' backends publish through `get_supported_kernel_block_sizes`. The defaults are
-/// those of vLLM's FlashAttention and FlashMLA. Asked for only where a block is scaled and vLLM
-/// cannot cut it into kernel blocks: a padded page, or a block-outermost layout.
-struct KernelBlockSizes {
-  std::vector<KernelBlockSize> attention = {{16, true}};
-  std::vector<KernelBlockSize> mla = {{64, false}};
-  bool operator==(const KernelBlockSizes&) const = default;
-};
-
 /// What the planner reads of an engine's configuration. vLLM's name and source in the comments.
 struct PlanningConfig {
   int64_t max_model_len = 0;            ///< tokens; with `auto_fit`, the largest length to try
@@ -75,7 +66,11 @@ struct PlanningConfig {
   Grouping grouping = Grouping::kVllm;
   std::optional<int64_t> max_groups;           ///< of `kCompact`; none: `kDefaultMaxGroups`
   std::optional<int64_t> reference_model_len;  ///< of `kCompact`; none: `max_model_len`
-  KernelBlockSizes kernel_block_sizes;
+  /// What the layers' backends publish through `get_supported_kernel_block_sizes`; the defaults are
+  /// those of vLLM's FlashAttention and FlashMLA. `kCompact` asks where it scales a block that vLLM
+  /// cannot cut into kernel blocks: with a padded page, or in a block-outermost layout.
+  std::vector<KernelBlockSize> attention_kernel_block_sizes = {{16, true}};
+  std::vector<KernelBlockSize> mla_kernel_block_sizes = {{64, false}};
 };
 
 /// Throws `InvalidArgument` that names the field, its value and the limit.

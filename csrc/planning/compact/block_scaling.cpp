@@ -44,11 +44,11 @@ KVCacheSpec scaled(const KVCacheSpec& spec, int64_t scale) {
 
 }  // namespace
 
-bool kernel_takes_block(const KVCacheSpec& spec, const KernelBlockSizes& sizes,
-                        int64_t block_size) {
+bool kernel_takes_block(const KVCacheSpec& spec, const PlanningConfig& config, int64_t block_size) {
   if (spec.kind == SpecKind::kCustom) return false;  // its kernels are the plugin's
   const bool mla = is_mla(spec.kind) || spec.kind == SpecKind::kSlidingWindowMLA;
-  const std::vector<KernelBlockSize>& taken = mla ? sizes.mla : sizes.attention;
+  const std::vector<KernelBlockSize>& taken =
+      mla ? config.mla_kernel_block_sizes : config.attention_kernel_block_sizes;
   return std::any_of(taken.begin(), taken.end(), [&](const KernelBlockSize& k) {
     return k.multiples ? block_size % k.tokens == 0 : block_size == k.tokens;
   });
@@ -107,7 +107,7 @@ std::vector<KVCacheSpec> choices_of_one_page(const KVCacheSpec& spec, const Plan
     const int64_t most = std::min(page_size / own, largest_scale(spec, config));
     for (int64_t scale = 2; scale <= most; ++scale) {
       if (scale == exact) continue;
-      if (kernel_takes_block(spec, config.kernel_block_sizes, spec.block_size * scale)) {
+      if (kernel_takes_block(spec, config, spec.block_size * scale)) {
         add(scale, true);
       }
     }
@@ -124,7 +124,7 @@ std::vector<KVCacheSpec> choices_up_to_page(const KVCacheSpec& spec, const Plann
   if (!may_scale(spec) || padded) return choices;
   const int64_t most = std::min(max_page_size / page_size_bytes(spec), largest_scale(spec, config));
   for (int64_t scale = 2; scale <= most; ++scale) {
-    if (kernel_takes_block(spec, config.kernel_block_sizes, spec.block_size * scale)) {
+    if (kernel_takes_block(spec, config, spec.block_size * scale)) {
       choices.push_back(scaled(spec, scale));
     }
   }

@@ -10,7 +10,7 @@
 namespace kvplan::compact {
 
 /// Whether the layer's kernels take blocks of this many tokens as they are.
-bool kernel_takes_block(const KVCacheSpec& spec, const KernelBlockSizes& sizes, int64_t block_size);
+bool kernel_takes_block(const KVCacheSpec& spec, const PlanningConfig& config, int64_t block_size);
 
 /// The page that all layers are to have where the layout asks for one: the largest, rounded up to
 /// what pages that cannot be padded divide, and larger still where one token of a hidden-state

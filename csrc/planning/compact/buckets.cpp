@@ -11,7 +11,7 @@
 namespace kvplan::compact {
 namespace {
 
-constexpr size_t kMaxOptions = 256;  // of one bucket
+constexpr size_t kMaxOptions = 512;  // of one bucket
 
 /// vLLM serves both kinds with one manager of blocks; every other kind has its own.
 SpecKind manager_kind(SpecKind kind) {

@@ -10,7 +10,6 @@
 #include "kvplan/errors.h"
 #include "planning/compact/block_scaling.h"
 #include "planning/compact/materialize.h"
-#include "kvplan/plan.h"
 #include "planning/hidden_state.h"
 #include "planning/uniformity.h"
 

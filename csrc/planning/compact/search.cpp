@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kMaxSums = 20000;  // subset sums of one bucket
 constexpr size_t kMaxWidths = 8192;  // block sizes that are tried
-constexpr int64_t kPackingSteps = int64_t{1} << 24;
+constexpr int64_t kPackingSteps = int64_t{1} << 22;
 
 /// Bytes for a number of groups, none beaten by another.
 using Pareto = std::map<int64_t, int64_t>;

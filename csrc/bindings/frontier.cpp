@@ -1,0 +1,63 @@
+#include "bindings/bindings.h"
+#include "bindings/planning_config.h"
+#include "bindings/session.h"
+#include "kvplan/compact.h"
+
+namespace py = pybind11;
+
+namespace kvplan::bindings {
+namespace {
+
+/// Memory plays no part in a frontier, so the workers come without.
+Frontier compute_frontier(py::handle config, const py::iterable& kv_cache_specs) {
+  const PlanningConfig c = read_config(config);
+  Session session;
+  for (py::handle specs : kv_cache_specs) session.request().add_layers(session.read_layers(specs));
+  return frontier(session.request(), c);
+}
+
+}  // namespace
+
+void bind_frontier(py::module_& m) {
+  py::class_<GroupingPoint> point(m, "GroupingPoint", "One way to group a model's layers.");
+  const auto number = [&](const char* name, auto member, const char* doc) {
+    point.def_readonly(name, member, doc);
+  };
+  number("num_groups", &GroupingPoint::num_groups, "Groups, and so block tables, of a request.");
+  number("max_layers_per_group", &GroupingPoint::max_layers_per_group,
+         "Layers side by side in the largest group, on one pipeline stage.");
+  number("bytes_per_block", &GroupingPoint::bytes_per_block,
+         "Bytes of a block on the widest pipeline stage.");
+  number("request_blocks", &GroupingPoint::request_blocks,
+         "Blocks of a request of the reference length, all groups together.");
+  number("request_bytes", &GroupingPoint::request_bytes,
+         "Bytes of a request of the reference length, on the widest pipeline stage.");
+  number("min_request_bytes", &GroupingPoint::min_request_bytes,
+         "Bytes of a request of one token: every group pins a block at least.");
+  number("bound_bytes", &GroupingPoint::bound_bytes,
+         "No grouping with as many groups takes fewer bytes than this.");
+  number("is_vllm", &GroupingPoint::is_vllm, "Whether this is vLLM's own grouping.");
+
+  py::class_<Frontier>(m, "Frontier", "Groupings of which none beats another in groups and bytes.")
+      .def_readonly("reference_model_len", &Frontier::reference_model_len,
+                    "Tokens of the request that the points are priced for.")
+      .def_property_readonly(
+          "points", [](const Frontier& f) { return py::tuple(py::cast(f.points)); },
+          "GroupingPoint objects, fewest groups first.")
+      .def_property_readonly(
+          "vllm",
+          [](const Frontier& f) { return f.vllm ? py::cast(*f.vllm) : py::object(py::none()); },
+          "vLLM's own grouping; None where vLLM cannot group the model.")
+      .def_property_readonly(
+          "chosen", [](const Frontier& f) { return f.points.at(f.chosen); },
+          "The point that planning with this configuration takes.")
+      .def_readonly("lower_bound_bytes", &Frontier::lower_bound_bytes,
+                    "Bytes of a request of the reference length without any padding.")
+      .def_readonly("exact", &Frontier::exact,
+                    "Whether every point is proven to be the best for its number of groups.");
+
+  m.attr("DEFAULT_MAX_GROUPS") = kDefaultMaxGroups;
+  m.def("frontier", &compute_frontier, py::arg("config"), py::arg("kv_cache_specs"));
+}
+
+}  // namespace kvplan::bindings
