@@ -20,6 +20,7 @@ from kvplan._core import (
     __version__,
     plan,
 )
+from kvplan.frontier import frontier
 from kvplan.planning import *  # noqa: F403
 from kvplan.planning import __all__ as _planning_all
 
@@ -42,6 +43,7 @@ __all__ = [
     "__version__",
     "builder",
     "config",
+    "frontier",
     "plan",
     "planning",
     "specs",

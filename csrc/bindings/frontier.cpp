@@ -42,7 +42,12 @@ void bind_frontier(py::module_& m) {
       .def_readonly("reference_model_len", &Frontier::reference_model_len,
                     "Tokens of the request that the points are priced for.")
       .def_property_readonly(
-          "points", [](const Frontier& f) { return py::tuple(py::cast(f.points)); },
+          "points",
+          [](const Frontier& f) {
+            py::tuple points(f.points.size());
+            for (size_t i = 0; i < f.points.size(); ++i) points[i] = py::cast(f.points[i]);
+            return points;
+          },
           "GroupingPoint objects, fewest groups first.")
       .def_property_readonly(
           "vllm",

@@ -258,16 +258,16 @@ TEST(Compact, TooFewGroupsIsAnErrorThatNamesTheKnob) {
 
 TEST(Compact, ReferenceLengthDecides) {
   Model model;
-  model.add(4, full(2, 64)).add(40, sliding(2, 64, 1024));
-  PlanningConfig config = compact_config(262144, 44);
+  model.add(6, full(2, 64)).add(40, sliding(2, 64, 1024));
+  PlanningConfig config = compact_config(262144, 12);
   config.max_in_flight_tokens = 0;
   const auto layers_side_by_side = [&](int64_t length) {
     config.reference_model_len = length;
     const Frontier f = frontier(model.request(), config);
     return f.points[f.chosen].max_layers_per_group;
   };
-  EXPECT_GE(layers_side_by_side(1024), 4);
-  EXPECT_LE(layers_side_by_side(262144), 4);
+  EXPECT_EQ(layers_side_by_side(512), 4) << "40 windowed layers fill ten groups";
+  EXPECT_EQ(layers_side_by_side(262144), 6) << "one group of full layers, none padded";
 }
 
 TEST(Compact, DraftLayersStayInOneGroupUnlessVllmSpreadsThem) {
@@ -351,7 +351,6 @@ TEST(Compact, OneUniformModelIsLeftAlone) {
 
 TEST(Compact, ManyLayersAreBounded) {
   Model model;
-  std::mt19937 random(7);
   for (int kind = 0; kind < 10; ++kind) {
     model.add(10000, sliding(1 + kind, 64, 128 << kind));
   }
