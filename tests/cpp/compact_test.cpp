@@ -266,7 +266,7 @@ TEST(Compact, ReferenceLengthDecides) {
     const Frontier f = frontier(model.request(), config);
     return f.points[f.chosen].max_layers_per_group;
   };
-  EXPECT_EQ(layers_side_by_side(512), 4) << "40 windowed layers fill ten groups";
+  EXPECT_EQ(layers_side_by_side(512), 8) << "40 windowed layers fill five groups";
   EXPECT_EQ(layers_side_by_side(262144), 6) << "one group of full layers, none padded";
 }
 

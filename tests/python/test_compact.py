@@ -180,7 +180,7 @@ def test_the_reference_length_decides():
         cfg = config(262144, 12, max_in_flight_tokens=0, reference_model_len=length)
         return kvplan.frontier(cfg, [model]).chosen.max_layers_per_group
 
-    assert width(512) == 4, "short: 40 windowed layers fill ten groups of four"
+    assert width(512) == 8, "short: 40 windowed layers fill five groups"
     assert width(262144) == 6, "long: one group of six full layers has no padding"
 
 
