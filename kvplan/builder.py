@@ -50,7 +50,7 @@ class DefaultKVCacheConfigBuilder(KVCacheConfigBuilder):
         self, vllm_config: Any, kv_cache_spec: dict[str, KVCacheSpec]
     ) -> list[KVCacheGroupSpec]:
         """A model that declares its own grouping keeps it."""
-        model_config = getattr(vllm_config, "model_config", None)
+        model_config: Any = getattr(vllm_config, "model_config", None)
         if not getattr(model_config, "supports_kv_cache_grouping", False):
             return planning.get_kv_cache_groups(vllm_config, kv_cache_spec)
         model_cls, _ = model_config.registry.resolve_model_cls(

@@ -3,8 +3,8 @@
 Each function mirrors the one of the same name in vllm/v1/core/kv_cache_planning.py (0.33), or in
 kv_cache_utils.py where said, private ones included. ``vllm_config`` is a
 :class:`~kvplan.PlanningConfig` or anything shaped like a ``VllmConfig``. Memory is in bytes, a
-length in tokens. Where a function fails, it has changed nothing; errors are those of :mod:`kvplan`, which
-derive from the types that vLLM raises.
+length in tokens. Where a function fails, it has changed nothing; errors are those of
+:mod:`kvplan`, which derive from the types that vLLM raises.
 
 The functions that gained a ``builder`` as their first argument in 0.33 can be called with or
 without it.
@@ -13,7 +13,7 @@ without it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvplan import _core
@@ -515,9 +515,11 @@ def _plan_with_builder(
     vllm_config: Config,
     kv_cache_specs: list[KVCacheSpecs],
     available_memory: list[int],
-    groups: Groups,
+    groups: Groups | None,
 ) -> tuple[Any, list[KVCacheConfig]]:
     """The builder says what a block takes, the core sizes, the builder places the blocks."""
+    if groups is None:
+        groups = get_global_kv_cache_groups(vllm_config, kv_cache_specs, builder)
     projected = [_project_kv_cache_groups_to_worker(groups, specs) for specs in kv_cache_specs]
     bytes_per_block = [
         _pool_bytes_per_block_from_builder(builder, vllm_config, worker) for worker in projected
@@ -587,7 +589,7 @@ def generate_scheduler_kv_cache_config(kv_cache_configs: list[KVCacheConfig]) ->
         )
         for group in first.kv_cache_groups
     ]
-    fields: dict[str, Callable[[], Any] | Any] = {
+    fields: dict[str, Any] = {
         name: getattr(first, name) for name in type(first).__dataclass_fields__
     }
     fields.update(kv_cache_groups=groups, kv_cache_tensors=list(first.kv_cache_tensors))

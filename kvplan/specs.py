@@ -120,7 +120,7 @@ class KVCacheLayout(Enum):
     @property
     def is_layer_compact(self) -> bool:
         """Each layer is one contiguous region."""
-        return self.value[0] == 0
+        return self.stride_order[0] == 0
 
     @property
     def is_block_contiguous(self) -> bool:
@@ -130,12 +130,12 @@ class KVCacheLayout(Enum):
     @property
     def is_block_compact(self) -> bool:
         """The bytes of a page are one contiguous run."""
-        return set(self.value[:2]) == {0, 1}
+        return sorted(self.value[:2]) == [0, 1]
 
     @property
     def is_block_outermost(self) -> bool:
         """Every block holds the pages of all layers."""
-        return self.value[0] == 1
+        return self.stride_order[0] == 1
 
 
 def replace(spec: _Spec, **changes: Any) -> _Spec:

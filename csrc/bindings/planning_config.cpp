@@ -210,7 +210,7 @@ void bind_planning_config(py::module_& m) {
                         .equal(fields_of(other.cast<const PlanningConfig&>(), false));
            })
       .def("__hash__", [](const PlanningConfig& self) { return py::hash(py::str(repr(self))); })
-      .def("__reduce__", [](const PlanningConfig& self) {
+      .def("__reduce__", [](const PlanningConfig& self) -> py::tuple {
         return py::make_tuple(py::module_::import("kvplan._core").attr("_restore_config"),
                               py::make_tuple(fields_of(self, true)));
       });

@@ -300,7 +300,7 @@ void bind_base(py::module_& m) {
       .def("__repr__", [](const SpecObject& self) { return to_string(self.value); })
       .def("__copy__", [](py::object self) { return self; })
       .def("__deepcopy__", [](py::object self, py::handle) { return self; })
-      .def("__reduce__", [](py::handle self) {
+      .def("__reduce__", [](py::handle self) -> py::tuple {
         return py::make_tuple(py::module_::import("kvplan._core").attr("_restore_spec"),
                               py::make_tuple(py::type::handle_of(self),
                                              fields_of(self.cast<const SpecObject&>().value)));
@@ -401,11 +401,11 @@ void bind_uniform_type(py::module_& m) {
                              })
       .def_property_readonly("block_table_token_alignment",
                              [first_spec](const UniformTypeSpecsObject& self) {
-                               return first_spec(self).attr("block_table_token_alignment");
+                               return py::object(first_spec(self).attr("block_table_token_alignment"));
                              })
       .def_property_readonly("uses_slot_mapping",
                              [first_spec](const UniformTypeSpecsObject& self) {
-                               return first_spec(self).attr("uses_slot_mapping");
+                               return py::object(first_spec(self).attr("uses_slot_mapping"));
                              })
       .def("max_memory_usage_pages", pages, py::arg("vllm_config"),
            "Pages that one request of max_model_len tokens holds.")
@@ -463,7 +463,7 @@ void bind_uniform_type(py::module_& m) {
              return "UniformTypeKVCacheSpecs(block_size=" + std::to_string(self.value.block_size) +
                     ", kv_cache_specs=" + py::repr(self.kv_cache_specs).cast<std::string>() + ")";
            })
-      .def("__reduce__", [](py::handle self) {
+      .def("__reduce__", [](py::handle self) -> py::tuple {
         const auto& object = self.cast<const UniformTypeSpecsObject&>();
         return py::make_tuple(py::type::handle_of(self),
                               py::make_tuple(object.value.block_size, object.kv_cache_specs));
