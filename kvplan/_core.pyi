@@ -1,47 +1,148 @@
 """
 Native core of kvplan.
 """
+
 from __future__ import annotations
 import collections.abc
 import numpy
 import typing
-__all__: list[str] = ['AttentionSpec', 'BlockPool', 'BlockPoolError', 'BlockPoolEvent', 'ChunkedLocalAttentionSpec', 'CircularBufferSpec', 'CrossAttentionSpec', 'CustomSpec', 'EncoderOnlyAttentionSpec', 'FullAttentionSpec', 'GroupReport', 'HiSparseHotSpec', 'HiSparseResidentSpec', 'HiddenStateCacheSpec', 'InconsistentSpec', 'InvalidArgument', 'KVCacheBlock', 'KVCacheSpec', 'LayoutError', 'MAX_BLOCK_HASH_BYTES', 'MLAAttentionSpec', 'MambaSpec', 'MergeError', 'NotEnoughMemory', 'Overflow', 'PageSizeError', 'Plan', 'PlanningConfig', 'RSWASpec', 'SinkFullAttentionSpec', 'SlidingWindowMLASpec', 'SlidingWindowSpec', 'UniformTypeKVCacheSpecs', 'Unsupported', 'VllmBlockPool', 'WorkerReport', 'annotate_eagle_groups', 'annotate_global_groups', 'approximate_gcd', 'auto_fit_max_model_len', 'bucket_layers_by_page_size', 'check_exact_partition', 'check_layers_admission', 'compute_layer_kv_cache_shape_bytes', 'compute_layout_strides', 'create_kv_cache_group_specs', 'ensure_min_page_size', 'estimate_max_model_len', 'estimate_max_model_len_from_groups', 'get_global_kv_cache_groups', 'get_kv_cache_bytes_per_block', 'get_kv_cache_groups', 'get_kv_cache_groups_uniform_page_size', 'get_packed_kv_cache_groups', 'groups_partition_layers_exactly', 'is_kv_cache_spec_uniform', 'kv_cache_groups_tp_replicas', 'layer_block_stride', 'max_concurrency', 'max_memory_usage_bytes', 'max_memory_usage_bytes_from_groups', 'merge_worker_specs', 'place_kv_cache_groups', 'plan', 'pool_bytes_per_block', 'project_kv_cache_groups_to_worker', 'promote_local_kv_cache_specs', 'resolve_kv_cache_block_sizes', 'spec_from_dict', 'try_get_full_allocation_fallback_groups', 'unify_hybrid_kv_cache_specs', 'unify_kv_cache_spec_page_size', 'uses_trailing_mtp_layers', 'validate_kv_cache_layout', 'warn_if_unannotated_eagle_mamba']
+
+__all__: list[str] = [
+    "AttentionSpec",
+    "BlockPool",
+    "BlockPoolError",
+    "BlockPoolEvent",
+    "ChunkedLocalAttentionSpec",
+    "CircularBufferSpec",
+    "CrossAttentionSpec",
+    "CustomSpec",
+    "DEFAULT_MAX_GROUPS",
+    "EncoderOnlyAttentionSpec",
+    "Frontier",
+    "FullAttentionSpec",
+    "GroupReport",
+    "GroupingPoint",
+    "HiSparseHotSpec",
+    "HiSparseResidentSpec",
+    "HiddenStateCacheSpec",
+    "InconsistentSpec",
+    "InvalidArgument",
+    "KVCacheBlock",
+    "KVCacheSpec",
+    "LayoutError",
+    "MAX_BLOCK_HASH_BYTES",
+    "MLAAttentionSpec",
+    "MambaSpec",
+    "MergeError",
+    "NotEnoughMemory",
+    "Overflow",
+    "PageSizeError",
+    "Plan",
+    "PlanningConfig",
+    "RSWASpec",
+    "SinkFullAttentionSpec",
+    "SlidingWindowMLASpec",
+    "SlidingWindowSpec",
+    "UniformTypeKVCacheSpecs",
+    "Unsupported",
+    "VllmBlockPool",
+    "WorkerReport",
+    "annotate_eagle_groups",
+    "annotate_global_groups",
+    "approximate_gcd",
+    "auto_fit_max_model_len",
+    "bucket_layers_by_page_size",
+    "check_exact_partition",
+    "check_layers_admission",
+    "compute_layer_kv_cache_shape_bytes",
+    "compute_layout_strides",
+    "create_kv_cache_group_specs",
+    "ensure_min_page_size",
+    "estimate_max_model_len",
+    "estimate_max_model_len_from_groups",
+    "frontier",
+    "get_global_kv_cache_groups",
+    "get_kv_cache_bytes_per_block",
+    "get_kv_cache_groups",
+    "get_kv_cache_groups_uniform_page_size",
+    "get_packed_kv_cache_groups",
+    "groups_partition_layers_exactly",
+    "is_kv_cache_spec_uniform",
+    "kv_cache_groups_tp_replicas",
+    "layer_block_stride",
+    "max_concurrency",
+    "max_memory_usage_bytes",
+    "max_memory_usage_bytes_from_groups",
+    "merge_worker_specs",
+    "place_kv_cache_groups",
+    "plan",
+    "pool_bytes_per_block",
+    "project_kv_cache_groups_to_worker",
+    "promote_local_kv_cache_specs",
+    "resolve_kv_cache_block_sizes",
+    "spec_from_dict",
+    "try_get_full_allocation_fallback_groups",
+    "unify_hybrid_kv_cache_specs",
+    "unify_kv_cache_spec_page_size",
+    "uses_trailing_mtp_layers",
+    "validate_kv_cache_layout",
+    "warn_if_unannotated_eagle_mamba",
+]
+
 class BlockPoolError(ValueError):
     """A block pool operation that would break the pool."""
+
     ...
+
 class InconsistentSpec(ValueError, AssertionError):
     """A spec contradicts itself."""
+
     ...
+
 class InvalidArgument(ValueError):
     """A value that cannot be planned with."""
+
     ...
+
 class LayoutError(ValueError):
     """The layout cannot express the model's pages."""
+
     ...
+
 class MergeError(AssertionError):
     """Specs of one group do not belong together."""
+
     ...
+
 class NotEnoughMemory(ValueError):
     """One request of the planned length does not fit. Attributes: worker, needed_bytes, available_bytes, max_model_len, estimated_max_len, max_in_flight_tokens."""
+
     worker: int
     needed_bytes: int
     available_bytes: int
     max_model_len: int
     estimated_max_len: int
     max_in_flight_tokens: int
+
 class Overflow(ValueError, OverflowError):
     """Integer arithmetic left the 64-bit range."""
+
     ...
+
 class Unsupported(NotImplementedError):
     """Something that neither vLLM nor kvplan does."""
+
     ...
+
 class PageSizeError(Unsupported):
     """Pages of different sizes cannot be made equal."""
+
     ...
+
 class KVCacheSpec:
     """
     The cache format of one layer. Immutable.
-    
+
     Mirrors vllm/v1/kv_cache_interface.py::KVCacheSpec (0.33).
     """
     @staticmethod
@@ -49,24 +150,17 @@ class KVCacheSpec:
         """
         (cls: object, specs: collections.abc.Iterable) -> object
         """
-    def __copy__(self) -> typing.Any:
-        ...
-    def __deepcopy__(self, arg0: typing.Any) -> typing.Any:
-        ...
-    def __eq__(self, arg0: object) -> bool:
-        ...
-    def __hash__(self) -> int:
-        ...
-    def __reduce__(self) -> tuple:
-        ...
-    def __repr__(self) -> str:
-        ...
+    def __copy__(self) -> typing.Any: ...
+    def __deepcopy__(self, arg0: typing.Any) -> typing.Any: ...
+    def __eq__(self, arg0: object) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __reduce__(self) -> tuple: ...
+    def __repr__(self) -> str: ...
     def _fields(self) -> dict:
         """
         All fields by name.
         """
-    def copy_with_new_block_size(self, block_size: int) -> typing.Any:
-        ...
+    def copy_with_new_block_size(self, block_size: int) -> typing.Any: ...
     def get_block_stride_alignment(self) -> int:
         """
         Bytes that the stride between physical blocks must be a multiple of.
@@ -96,27 +190,23 @@ class KVCacheSpec:
         The class name as `kind`, and the fields that matter.
         """
     @property
-    def block_size(self) -> typing.Any:
-        ...
+    def block_size(self) -> typing.Any: ...
     @property
-    def block_stride_alignment(self) -> typing.Any:
-        ...
+    def block_stride_alignment(self) -> typing.Any: ...
     @property
     def block_table_token_alignment(self) -> int | None:
         """
         Tokens that a block table row is padded to, or None.
         """
     @property
-    def dcp_sharded(self) -> typing.Any:
-        ...
+    def dcp_sharded(self) -> typing.Any: ...
     @property
     def has_layer_views(self) -> bool:
         """
         Whether allocation makes per-layer views.
         """
     @property
-    def is_draft(self) -> typing.Any:
-        ...
+    def is_draft(self) -> typing.Any: ...
     @property
     def num_heads(self) -> int:
         """
@@ -152,345 +242,288 @@ class KVCacheSpec:
         """
         Whether the worker computes a slot mapping.
         """
+
 class AttentionSpec(KVCacheSpec):
     """
     Mirrors vllm/v1/kv_cache_interface.py::AttentionSpec (0.33).
     """
     @property
-    def dtype(self) -> typing.Any:
-        ...
+    def dtype(self) -> typing.Any: ...
     @property
-    def head_size(self) -> typing.Any:
-        ...
+    def head_size(self) -> typing.Any: ...
     @property
-    def head_size_v(self) -> typing.Any:
-        ...
+    def head_size_v(self) -> typing.Any: ...
     @property
-    def kv_quant_mode(self) -> typing.Any:
-        ...
+    def kv_quant_mode(self) -> typing.Any: ...
     @property
-    def max_tp_shards(self) -> typing.Any:
-        ...
+    def max_tp_shards(self) -> typing.Any: ...
     @property
-    def num_head_slots(self) -> typing.Any:
-        ...
+    def num_head_slots(self) -> typing.Any: ...
     @property
-    def num_kv_heads(self) -> typing.Any:
-        ...
+    def num_kv_heads(self) -> typing.Any: ...
     @property
-    def page_size_padded(self) -> typing.Any:
-        ...
+    def page_size_padded(self) -> typing.Any: ...
     @property
     def real_page_size_bytes(self) -> int:
         """
         Bytes of a page's content.
         """
     @property
-    def state_content_bytes(self) -> typing.Any:
-        ...
+    def state_content_bytes(self) -> typing.Any: ...
     @property
-    def tokens_per_state(self) -> typing.Any:
-        ...
+    def tokens_per_state(self) -> typing.Any: ...
     @property
     def unpadded_page_size_bytes(self) -> int:
         """
         Bytes of a page's content.
         """
+
 class FullAttentionSpec(AttentionSpec):
     """
     Mirrors vllm/v1/kv_cache_interface.py::FullAttentionSpec (0.33).
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
-        ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
-    def attention_chunk_size(self) -> typing.Any:
-        ...
+    def attention_chunk_size(self) -> typing.Any: ...
     @property
-    def non_causal(self) -> typing.Any:
-        ...
+    def non_causal(self) -> typing.Any: ...
     @property
-    def sliding_window(self) -> typing.Any:
-        ...
+    def sliding_window(self) -> typing.Any: ...
+
 class MLAAttentionSpec(FullAttentionSpec):
     """
     Mirrors vllm/v1/kv_cache_interface.py::MLAAttentionSpec (0.33).
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
-        ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
-    def alignment(self) -> typing.Any:
-        ...
+    def alignment(self) -> typing.Any: ...
     @property
-    def cache_dtype_str(self) -> typing.Any:
-        ...
+    def cache_dtype_str(self) -> typing.Any: ...
     @property
-    def cache_role(self) -> typing.Any:
-        ...
+    def cache_role(self) -> typing.Any: ...
     @property
-    def is_index_group_leader(self) -> typing.Any:
-        ...
+    def is_index_group_leader(self) -> typing.Any: ...
     @property
-    def model_version(self) -> typing.Any:
-        ...
+    def model_version(self) -> typing.Any: ...
     @property
-    def non_causal_multi_token_decode(self) -> typing.Any:
-        ...
+    def non_causal_multi_token_decode(self) -> typing.Any: ...
     @property
-    def topk_buffer_width(self) -> typing.Any:
-        ...
+    def topk_buffer_width(self) -> typing.Any: ...
+
 class HiddenStateCacheSpec(MLAAttentionSpec):
     """
     Mirrors vllm/v1/kv_cache_interface.py::HiddenStateCacheSpec (0.33).
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
-        ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+
 class RSWASpec(FullAttentionSpec):
     """
     Mirrors vllm/v1/kv_cache_interface.py::RSWASpec (0.33).
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
-        ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
-    def rswa_window(self) -> typing.Any:
-        ...
+    def rswa_window(self) -> typing.Any: ...
+
 class SinkFullAttentionSpec(FullAttentionSpec):
     """
     Mirrors vllm/v1/kv_cache_interface.py::SinkFullAttentionSpec (0.33).
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
-        ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
-    def sink_len(self) -> typing.Any:
-        ...
+    def sink_len(self) -> typing.Any: ...
+
 class ChunkedLocalAttentionSpec(AttentionSpec):
     """
     Mirrors vllm/v1/kv_cache_interface.py::ChunkedLocalAttentionSpec (0.33).
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
-        ...
-    def max_admission_blocks_per_request(self: KVCacheSpec, max_in_flight_tokens: int, max_model_len: int) -> int:
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def max_admission_blocks_per_request(
+        self: KVCacheSpec, max_in_flight_tokens: int, max_model_len: int
+    ) -> int:
         """
         Blocks that the scheduler lets one request hold at once.
         """
     @property
-    def attention_chunk_size(self) -> typing.Any:
-        ...
+    def attention_chunk_size(self) -> typing.Any: ...
+
 class SlidingWindowSpec(AttentionSpec):
     """
     Mirrors vllm/v1/kv_cache_interface.py::SlidingWindowSpec (0.33).
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
-        ...
-    def max_admission_blocks_per_request(self: KVCacheSpec, max_in_flight_tokens: int, max_model_len: int) -> int:
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def max_admission_blocks_per_request(
+        self: KVCacheSpec, max_in_flight_tokens: int, max_model_len: int
+    ) -> int:
         """
         Blocks that the scheduler lets one request hold at once.
         """
     @property
-    def extra_retained_tokens(self) -> typing.Any:
-        ...
+    def extra_retained_tokens(self) -> typing.Any: ...
     @property
     def num_retained_tokens(self) -> int:
         """
         Tokens below the first scheduled position that stay readable.
         """
     @property
-    def sliding_window(self) -> typing.Any:
-        ...
+    def sliding_window(self) -> typing.Any: ...
+
 class SlidingWindowMLASpec(SlidingWindowSpec):
     """
     Mirrors vllm/v1/kv_cache_interface.py::SlidingWindowMLASpec (0.33).
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
-        ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
-    def alignment(self) -> typing.Any:
-        ...
+    def alignment(self) -> typing.Any: ...
     @property
-    def bounded_replay(self) -> typing.Any:
-        ...
+    def bounded_replay(self) -> typing.Any: ...
     @property
-    def cache_dtype_str(self) -> typing.Any:
-        ...
+    def cache_dtype_str(self) -> typing.Any: ...
     @property
-    def model_version(self) -> typing.Any:
-        ...
+    def model_version(self) -> typing.Any: ...
+
 class CircularBufferSpec(AttentionSpec):
     """
     Mirrors vllm/v1/kv_cache_interface.py::CircularBufferSpec (0.33).
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
-        ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+
 class EncoderOnlyAttentionSpec(AttentionSpec):
     """
     Mirrors vllm/v1/kv_cache_interface.py::EncoderOnlyAttentionSpec (0.33).
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
-        ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+
 class CrossAttentionSpec(AttentionSpec):
     """
     Mirrors vllm/v1/kv_cache_interface.py::CrossAttentionSpec (0.33).
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
-        ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+
 class MambaSpec(KVCacheSpec):
     """
     Mirrors vllm/v1/kv_cache_interface.py::MambaSpec (0.33).
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
-        ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
-    def dtypes(self) -> typing.Any:
-        ...
+    def dtypes(self) -> typing.Any: ...
     @property
-    def mamba_cache_mode(self) -> typing.Any:
-        ...
+    def mamba_cache_mode(self) -> typing.Any: ...
     @property
-    def mamba_type(self) -> typing.Any:
-        ...
+    def mamba_type(self) -> typing.Any: ...
     @property
-    def num_prefill_checkpoint_blocks(self) -> typing.Any:
-        ...
+    def num_prefill_checkpoint_blocks(self) -> typing.Any: ...
     @property
-    def num_speculative_blocks(self) -> typing.Any:
-        ...
+    def num_speculative_blocks(self) -> typing.Any: ...
     @property
-    def page_size_padded(self) -> typing.Any:
-        ...
+    def page_size_padded(self) -> typing.Any: ...
     @property
-    def prefill_checkpoint_alignment(self) -> typing.Any:
-        ...
+    def prefill_checkpoint_alignment(self) -> typing.Any: ...
     @property
     def real_page_size_bytes(self) -> int:
         """
         Bytes of the states.
         """
     @property
-    def shapes(self) -> typing.Any:
-        ...
+    def shapes(self) -> typing.Any: ...
     @property
-    def tokens_per_state(self) -> typing.Any:
-        ...
+    def tokens_per_state(self) -> typing.Any: ...
     @property
-    def tp_replicated(self) -> typing.Any:
-        ...
+    def tp_replicated(self) -> typing.Any: ...
+
 class HiSparseHotSpec(KVCacheSpec):
     """
     Mirrors vllm/v1/kv_cache_interface.py::HiSparseHotSpec (0.33).
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
-        ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
-    def blocks_per_request(self) -> typing.Any:
-        ...
+    def blocks_per_request(self) -> typing.Any: ...
     @property
-    def page_size(self) -> typing.Any:
-        ...
+    def page_size(self) -> typing.Any: ...
+
 class HiSparseResidentSpec(KVCacheSpec):
     """
     Mirrors vllm/v1/kv_cache_interface.py::HiSparseResidentSpec (0.33).
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
-        ...
-    def max_admission_blocks_per_request(self: KVCacheSpec, max_in_flight_tokens: int, max_model_len: int) -> int:
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    def max_admission_blocks_per_request(
+        self: KVCacheSpec, max_in_flight_tokens: int, max_model_len: int
+    ) -> int:
         """
         Blocks that the scheduler lets one request hold at once.
         """
     @property
-    def page_size(self) -> typing.Any:
-        ...
+    def page_size(self) -> typing.Any: ...
+
 class CustomSpec(KVCacheSpec):
     """
     A plugin's own cache as numbers: page_size in bytes for block_size tokens, the class it stands for (custom_class), the class whose group it may share (uniform_type_base, by default its own), whether a larger block has a larger page, and a CustomDemand.
     """
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
-        ...
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
-    def custom_class(self) -> typing.Any:
-        ...
+    def custom_class(self) -> typing.Any: ...
     @property
-    def demand(self) -> typing.Any:
-        ...
+    def demand(self) -> typing.Any: ...
     @property
-    def page_scales_with_block_size(self) -> typing.Any:
-        ...
+    def page_scales_with_block_size(self) -> typing.Any: ...
     @property
-    def page_size(self) -> typing.Any:
-        ...
+    def page_size(self) -> typing.Any: ...
     @property
-    def uniform_type_base(self) -> typing.Any:
-        ...
+    def uniform_type_base(self) -> typing.Any: ...
+
 class UniformTypeKVCacheSpecs(KVCacheSpec):
     """
     One spec for each layer of a group whose layers need the same token slots.
-    
+
     Mirrors vllm/v1/kv_cache_interface.py::UniformTypeKVCacheSpecs (0.33).
     """
+
     __hash__ = None  # type: ignore
     @staticmethod
-    def from_specs(kv_cache_specs: dict) -> typing.Any:
-        ...
+    def from_specs(kv_cache_specs: dict) -> typing.Any: ...
     @staticmethod
-    def is_uniform_type(kv_cache_specs: dict) -> bool:
-        ...
-    def __eq__(self, arg0: object) -> bool:
-        ...
-    def __init__(self, block_size: int, kv_cache_specs: dict) -> None:
-        ...
-    def __reduce__(self) -> tuple:
-        ...
-    def __repr__(self) -> str:
-        ...
-    def get_max_layers_per_page_size(self) -> int:
-        ...
-    def max_memory_usage_bytes(self, vllm_config: typing.Any) -> int:
-        ...
+    def is_uniform_type(kv_cache_specs: dict) -> bool: ...
+    def __eq__(self, arg0: object) -> bool: ...
+    def __init__(self, block_size: int, kv_cache_specs: dict) -> None: ...
+    def __reduce__(self) -> tuple: ...
+    def __repr__(self) -> str: ...
+    def get_max_layers_per_page_size(self) -> int: ...
+    def max_memory_usage_bytes(self, vllm_config: typing.Any) -> int: ...
     def max_memory_usage_pages(self, vllm_config: typing.Any) -> int:
         """
         Pages that one request of max_model_len tokens holds.
         """
-    def max_num_blocks_per_req(self, vllm_config: typing.Any, max_len: int) -> int:
-        ...
+    def max_num_blocks_per_req(self, vllm_config: typing.Any, max_len: int) -> int: ...
     @property
-    def block_table_token_alignment(self) -> typing.Any:
-        ...
+    def block_table_token_alignment(self) -> typing.Any: ...
     @property
-    def first_spec(self) -> typing.Any:
-        ...
+    def first_spec(self) -> typing.Any: ...
     @property
-    def kv_cache_specs(self) -> dict:
-        ...
+    def kv_cache_specs(self) -> dict: ...
     @property
     def page_size_bytes(self) -> int:
         """
         Bytes of one block of all layers together.
         """
     @property
-    def prefix_cacheable(self) -> bool:
-        ...
+    def prefix_cacheable(self) -> bool: ...
     @property
-    def prefix_replay_tokens(self) -> int:
-        ...
+    def prefix_replay_tokens(self) -> int: ...
     @property
-    def uses_slot_mapping(self) -> typing.Any:
-        ...
+    def uses_slot_mapping(self) -> typing.Any: ...
+
 class PlanningConfig:
     """
     What the planner reads of an engine's configuration. Immutable; keywords only.
-    
+
     Lengths and block sizes are in tokens. max_in_flight_tokens counts the tokens that are
     scheduled but not settled in all concurrent batches together. Raises ValueError or
     TypeError that names the field.
     """
-    def __eq__(self, arg0: object) -> bool:
-        ...
-    def __hash__(self) -> int:
-        ...
-    def __init__(self, **kwargs: typing.Any) -> None:
-        ...
-    def __reduce__(self) -> tuple:
-        ...
-    def __repr__(self) -> str:
-        ...
+    def __eq__(self, arg0: object) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __init__(self, **kwargs: typing.Any) -> None: ...
+    def __reduce__(self) -> tuple: ...
+    def __repr__(self) -> str: ...
     def replace(self, **kwargs: typing.Any) -> PlanningConfig:
         """
         A copy with the given fields changed.
@@ -500,89 +533,66 @@ class PlanningConfig:
         The fields that are not at their defaults.
         """
     @property
-    def auto_fit(self) -> typing.Any:
-        ...
+    def attention_kernel_block_sizes(self) -> typing.Any: ...
     @property
-    def block_size(self) -> typing.Any:
-        ...
+    def auto_fit(self) -> typing.Any: ...
     @property
-    def decode_context_parallel_size(self) -> typing.Any:
-        ...
+    def block_size(self) -> typing.Any: ...
     @property
-    def device_type(self) -> typing.Any:
-        ...
+    def decode_context_parallel_size(self) -> typing.Any: ...
     @property
-    def disable_hybrid_kv_cache_manager(self) -> typing.Any:
-        ...
+    def device_type(self) -> typing.Any: ...
     @property
-    def draft_rule(self) -> typing.Any:
-        ...
+    def disable_hybrid_kv_cache_manager(self) -> typing.Any: ...
     @property
-    def enable_prefix_caching(self) -> typing.Any:
-        ...
+    def draft_rule(self) -> typing.Any: ...
     @property
-    def grouping(self) -> typing.Any:
-        ...
+    def enable_prefix_caching(self) -> typing.Any: ...
     @property
-    def has_kv_connector(self) -> typing.Any:
-        ...
+    def grouping(self) -> typing.Any: ...
     @property
-    def kv_cache_layout(self) -> typing.Any:
-        ...
+    def has_kv_connector(self) -> typing.Any: ...
     @property
-    def mamba_cache_mode(self) -> typing.Any:
-        ...
+    def kv_cache_layout(self) -> typing.Any: ...
     @property
-    def max_concurrent_batches(self) -> typing.Any:
-        ...
+    def mamba_cache_mode(self) -> typing.Any: ...
     @property
-    def max_groups(self) -> typing.Any:
-        ...
+    def max_concurrent_batches(self) -> typing.Any: ...
     @property
-    def max_in_flight_tokens(self) -> typing.Any:
-        ...
+    def max_groups(self) -> typing.Any: ...
     @property
-    def max_model_len(self) -> typing.Any:
-        ...
+    def max_in_flight_tokens(self) -> typing.Any: ...
     @property
-    def max_num_encoder_input_tokens(self) -> typing.Any:
-        ...
+    def max_model_len(self) -> typing.Any: ...
     @property
-    def model_type(self) -> typing.Any:
-        ...
+    def max_num_encoder_input_tokens(self) -> typing.Any: ...
     @property
-    def num_gpu_blocks_override(self) -> typing.Any:
-        ...
+    def mla_kernel_block_sizes(self) -> typing.Any: ...
     @property
-    def num_prefill_lookahead_tokens(self) -> typing.Any:
-        ...
+    def model_type(self) -> typing.Any: ...
     @property
-    def pipeline_parallel_size(self) -> typing.Any:
-        ...
+    def num_gpu_blocks_override(self) -> typing.Any: ...
     @property
-    def place_foreign_layers(self) -> typing.Any:
-        ...
+    def num_prefill_lookahead_tokens(self) -> typing.Any: ...
     @property
-    def prefix_cache_retention_interval(self) -> typing.Any:
-        ...
+    def pipeline_parallel_size(self) -> typing.Any: ...
     @property
-    def prefix_match_unit(self) -> typing.Any:
-        ...
+    def place_foreign_layers(self) -> typing.Any: ...
     @property
-    def reference_model_len(self) -> typing.Any:
-        ...
+    def prefix_cache_retention_interval(self) -> typing.Any: ...
     @property
-    def speculative_method(self) -> typing.Any:
-        ...
+    def prefix_match_unit(self) -> typing.Any: ...
     @property
-    def tensor_parallel_size(self) -> typing.Any:
-        ...
+    def reference_model_len(self) -> typing.Any: ...
     @property
-    def use_eagle(self) -> typing.Any:
-        ...
+    def speculative_method(self) -> typing.Any: ...
     @property
-    def use_eagle_block_drop(self) -> typing.Any:
-        ...
+    def tensor_parallel_size(self) -> typing.Any: ...
+    @property
+    def use_eagle(self) -> typing.Any: ...
+    @property
+    def use_eagle_block_drop(self) -> typing.Any: ...
+
 class GroupReport:
     """
     One group's share of a request.
@@ -598,19 +608,16 @@ class GroupReport:
         Bytes of one block that hold states.
         """
     @property
-    def is_eagle_group(self) -> bool:
-        ...
+    def is_eagle_group(self) -> bool: ...
     @property
     def kind(self) -> str:
         """
         Spec class of its layers.
         """
     @property
-    def layer_names(self) -> list:
-        ...
+    def layer_names(self) -> list: ...
     @property
-    def num_layers(self) -> int:
-        ...
+    def num_layers(self) -> int: ...
     @property
     def padding_bytes(self) -> int:
         """
@@ -636,16 +643,15 @@ class GroupReport:
         """
         Tokens after which the group needs another block; None where it stops growing.
         """
+
 class WorkerReport:
     """
     What one worker has and needs.
     """
     @property
-    def available_bytes(self) -> int:
-        ...
+    def available_bytes(self) -> int: ...
     @property
-    def bytes_per_block(self) -> int:
-        ...
+    def bytes_per_block(self) -> int: ...
     @property
     def effective_bytes(self) -> int:
         """
@@ -662,25 +668,21 @@ class WorkerReport:
         Blocks that this worker alone could have.
         """
     @property
-    def num_layers(self) -> int:
-        ...
+    def num_layers(self) -> int: ...
     @property
     def request_bytes(self) -> int:
         """
         Bytes that one request of the planned length holds.
         """
+
 class Plan:
     """
     The KV cache of all workers, and why it is as it is.
     """
-    def _kv_cache_groups(self, arg0: int) -> list:
-        ...
-    def _kv_cache_tensors(self, arg0: int) -> list:
-        ...
-    def _kv_tp_replicas(self, arg0: int) -> int:
-        ...
-    def _log_notices(self) -> None:
-        ...
+    def _kv_cache_groups(self, arg0: int) -> list: ...
+    def _kv_cache_tensors(self, arg0: int) -> list: ...
+    def _kv_tp_replicas(self, arg0: int) -> int: ...
+    def _log_notices(self) -> None: ...
     @property
     def bytes_per_block(self) -> int:
         """
@@ -767,8 +769,7 @@ class Plan:
         Blocks of every worker.
         """
     @property
-    def prefix_cache_retention_interval(self) -> typing.Any:
-        ...
+    def prefix_cache_retention_interval(self) -> typing.Any: ...
     @property
     def request_blocks(self) -> int:
         """
@@ -780,8 +781,7 @@ class Plan:
         Bytes of one request on the limiting worker.
         """
     @property
-    def requested_max_model_len(self) -> int:
-        ...
+    def requested_max_model_len(self) -> int: ...
     @property
     def steady_capacity_tokens(self) -> int:
         """
@@ -812,23 +812,102 @@ class Plan:
         """
         A WorkerReport for each worker.
         """
+
+class GroupingPoint:
+    """
+    One way to group a model's layers.
+    """
+    @property
+    def bound_bytes(self) -> int:
+        """
+        No grouping with as many groups takes fewer bytes than this.
+        """
+    @property
+    def bytes_per_block(self) -> int:
+        """
+        Bytes of a block on the widest pipeline stage.
+        """
+    @property
+    def is_vllm(self) -> bool:
+        """
+        Whether this is vLLM's own grouping.
+        """
+    @property
+    def max_layers_per_group(self) -> int:
+        """
+        Layers side by side in the largest group, on one pipeline stage.
+        """
+    @property
+    def min_request_bytes(self) -> int:
+        """
+        Bytes of a request of one token: every group pins a block at least.
+        """
+    @property
+    def num_groups(self) -> int:
+        """
+        Groups, and so block tables, of a request.
+        """
+    @property
+    def request_blocks(self) -> int:
+        """
+        Blocks of a request of the reference length, all groups together.
+        """
+    @property
+    def request_bytes(self) -> int:
+        """
+        Bytes of a request of the reference length, on the widest pipeline stage.
+        """
+
+class Frontier:
+    """
+    Groupings of which none beats another in groups and bytes.
+    """
+    @property
+    def chosen(self) -> GroupingPoint:
+        """
+        The point that planning with this configuration takes.
+        """
+    @property
+    def exact(self) -> bool:
+        """
+        Whether every point is proven to be the best for its number of groups.
+        """
+    @property
+    def lower_bound_bytes(self) -> int:
+        """
+        Bytes of a request of the reference length without any padding.
+        """
+    @property
+    def points(self) -> tuple:
+        """
+        GroupingPoint objects, fewest groups first.
+        """
+    @property
+    def reference_model_len(self) -> int:
+        """
+        Tokens of the request that the points are priced for.
+        """
+    @property
+    def vllm(self) -> typing.Any:
+        """
+        vLLM's own grouping; None where vLLM cannot group the model.
+        """
+
 class BlockPoolEvent:
     """
     A change of the prefix cache.
     """
+
     __hash__ = None  # type: ignore
-    def __eq__(self, arg0: object) -> bool:
-        ...
-    def __repr__(self) -> str:
-        ...
+    def __eq__(self, arg0: object) -> bool: ...
+    def __repr__(self) -> str: ...
     @property
     def block_size(self) -> int:
         """
         Tokens per hash; 0 unless stored.
         """
     @property
-    def group_id(self) -> int:
-        ...
+    def group_id(self) -> int: ...
     @property
     def hashes(self) -> list:
         """
@@ -844,36 +923,57 @@ class BlockPoolEvent:
         """
         Hash before the first of `hashes`.
         """
+
 class BlockPool:
     """
     Hands out KV cache blocks and finds them by hash.
-    
+
     Block ids are int32 numpy arrays, one call a request; block 0 is the null block, is never handed
     out, and is skipped wherever ids are taken. Order of allocation, eviction and events as in
     vllm/v1/core/block_pool.py::BlockPool (0.33). Every call completes, or raises BlockPoolError (a
     ValueError) and changes nothing. Hashes are 1 to 32 bytes, group ids 0 to 65535. One writer:
     calls must not overlap.
-    
+
     num_blocks: blocks of the pool, the null block included.
     enable_caching: off, freed blocks are reused last in, first out, hashed or not.
     enable_events: queue changes of the prefix cache for take_events().
     """
-    def __init__(self, num_blocks: int, *, enable_caching: bool = True, enable_events: bool = False) -> None:
-        ...
-    def __len__(self) -> int:
-        ...
+    def __init__(
+        self, num_blocks: int, *, enable_caching: bool = True, enable_events: bool = False
+    ) -> None: ...
+    def __len__(self) -> int: ...
     def block_hash(self, block_id: int) -> typing.Any:
         """
         (hash, group_id), or None.
         """
-    def cache_full_blocks(self, block_ids: typing.Any, hashes: typing.Any, block_size: int, *, first_block: int = 0, group_id: int = 0, parent_hash: bytes | None = None, mask: collections.abc.Sequence[bool] | None = None) -> None:
+    def cache_full_blocks(
+        self,
+        block_ids: typing.Any,
+        hashes: typing.Any,
+        block_size: int,
+        *,
+        first_block: int = 0,
+        group_id: int = 0,
+        parent_hash: bytes | None = None,
+        mask: collections.abc.Sequence[bool] | None = None,
+    ) -> None:
         """
         Makes full blocks reachable by their hashes, one per block.
-        
+
         block_size: tokens. first_block: index of block_ids[0] within the request.
         parent_hash: hash of the block before. mask: one bool per block, False leaves it out.
         """
-    def cache_partial_block(self, block_id: int, block_hash: bytes, num_tokens: int, *, hash_block_size: int, group_id: int = 0, parent_hash: bytes | None = None, replace_existing: bool = False) -> bool:
+    def cache_partial_block(
+        self,
+        block_id: int,
+        block_hash: bytes,
+        num_tokens: int,
+        *,
+        hash_block_size: int,
+        group_id: int = 0,
+        parent_hash: bytes | None = None,
+        replace_existing: bool = False,
+    ) -> bool:
         """
         Makes the boundary after num_tokens tokens of the prefix, inside a block, reachable.
         False for the null block and for a boundary that a later one has replaced.
@@ -895,7 +995,9 @@ class BlockPool:
         One holder less for each block. Released blocks become free in the order given:
         without a hash at the front of the free list, with a hash at its back.
         """
-    def get_cached_block(self, block_hash: bytes, group_ids: collections.abc.Sequence[int]) -> typing.Any:
+    def get_cached_block(
+        self, block_hash: bytes, group_ids: collections.abc.Sequence[int]
+    ) -> typing.Any:
         """
         One block per group, as int32 array, or None if a group has none.
         """
@@ -934,27 +1036,24 @@ class BlockPool:
         handed out again or the prefix cache is reset.
         """
     @property
-    def enable_caching(self) -> bool:
-        ...
+    def enable_caching(self) -> bool: ...
     @property
     def memory_bytes(self) -> int:
         """
         Bytes reserved for block records and hash index.
         """
     @property
-    def num_blocks(self) -> int:
-        ...
+    def num_blocks(self) -> int: ...
     @property
-    def num_cached_hashes(self) -> int:
-        ...
+    def num_cached_hashes(self) -> int: ...
     @property
-    def num_free_blocks(self) -> int:
-        ...
+    def num_free_blocks(self) -> int: ...
     @property
     def usage(self) -> float:
         """
         Share of num_blocks - 1 in use; 0 for a pool of one block.
         """
+
 class VllmBlockPool:
     """
     Native base of kvplan.vllm.block_pool.BlockPool.
@@ -965,26 +1064,19 @@ class VllmBlockPool:
         Create and return a new object.  See help(type) for accurate signature.
         """
     @staticmethod
-    def _attach_free_back(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        ...
+    def _attach_free_back(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
-    def _attach_free_front(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        ...
+    def _attach_free_front(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
-    def _cache_partial(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        ...
+    def _cache_partial(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
-    def _detach_free(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        ...
+    def _detach_free(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
-    def _first_free(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        ...
+    def _first_free(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
-    def _get_one_block(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        ...
+    def _get_one_block(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
-    def _has_key(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        ...
+    def _has_key(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
     def _insert_block_hash(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         """
@@ -996,22 +1088,18 @@ class VllmBlockPool:
         Drops the keys of the block; whether there were any.
         """
     @staticmethod
-    def _num_cached_hashes(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        ...
+    def _num_cached_hashes(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
     def _remove_cached_block_hashes(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         """
         Drops the keys of a block without an event and returns them.
         """
     @staticmethod
-    def _reset(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        ...
+    def _reset(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
-    def _secondary_keys(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        ...
+    def _secondary_keys(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
-    def _unpin(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        ...
+    def _unpin(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
     def cache_full_blocks(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         """
@@ -1072,104 +1160,141 @@ class VllmBlockPool:
     enable_caching: typing.Any
     enable_kv_cache_events: typing.Any
     blocks: typing.Any
-def _restore_config(arg0: dict) -> PlanningConfig:
-    ...
-def _restore_spec(arg0: typing.Any, arg1: dict) -> typing.Any:
-    ...
-def annotate_eagle_groups(vllm_config: typing.Any, kv_cache_spec: dict, kv_cache_groups: list, use_trailing_layer_fallback: bool) -> None:
-    ...
-def annotate_global_groups(vllm_config: typing.Any, kv_cache_spec: dict, kv_cache_groups: list) -> None:
-    ...
-def approximate_gcd(values: collections.abc.Iterable, lower_bound: typing.Any = None) -> int:
-    ...
-def auto_fit_max_model_len(config: PlanningConfig, groups_per_worker: collections.abc.Sequence, available_memory: collections.abc.Sequence, bytes_per_block: collections.abc.Sequence) -> tuple:
-    ...
-def bucket_layers_by_page_size(kv_cache_groups: collections.abc.Iterable) -> dict:
-    ...
-def check_exact_partition(groups: collections.abc.Iterable, kv_cache_spec: dict) -> None:
-    ...
-def check_layers_admission(config: PlanningConfig, kv_cache_spec: dict, available_memory: int) -> None:
-    ...
-def compute_layer_kv_cache_shape_bytes(spec: typing.Any, num_blocks: int, kernel_block_size: int | None = None) -> tuple:
-    ...
-def compute_layout_strides(spec: typing.Any, num_blocks: int, num_layers: int, layout: typing.Any, kernel_block_size: int | None = None, fixed_strides: collections.abc.Sequence = (None, None, None, None, None)) -> tuple:
-    ...
-def create_kv_cache_group_specs(kv_cache_spec: dict, grouped_layer_names: collections.abc.Iterable) -> list:
-    ...
-def ensure_min_page_size(groups: list, common_page: int, hidden_specs: dict) -> tuple:
-    ...
-def estimate_max_model_len(vllm_config: typing.Any, kv_cache_spec: dict, available_memory: int) -> int:
-    ...
-def estimate_max_model_len_from_groups(vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable, available_memory: int, bytes_per_block: int | None = None) -> int:
-    ...
-def get_global_kv_cache_groups(vllm_config: typing.Any, kv_cache_specs: collections.abc.Iterable) -> list:
-    ...
-def get_kv_cache_bytes_per_block(kv_cache_groups: collections.abc.Iterable, layout: typing.Any) -> int:
-    ...
-def get_kv_cache_groups(vllm_config: typing.Any, kv_cache_spec: dict) -> list:
-    ...
-def get_kv_cache_groups_uniform_page_size(kv_cache_spec: dict) -> typing.Any:
-    ...
-def get_packed_kv_cache_groups(vllm_config: typing.Any, kv_cache_spec: dict) -> typing.Any:
-    ...
-def groups_partition_layers_exactly(kv_cache_spec: dict, kv_cache_groups: collections.abc.Iterable) -> bool:
-    ...
-def is_kv_cache_spec_uniform(kv_cache_spec: dict) -> bool:
-    ...
-def kv_cache_groups_tp_replicas(groups: collections.abc.Iterable, tp_size: int, dcp_size: int = 1) -> int:
-    ...
-def layer_block_stride(spec: typing.Any) -> int:
-    ...
-def max_concurrency(vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable, num_blocks: int, host_num_blocks: int | None = None) -> float:
-    ...
-def max_memory_usage_bytes(vllm_config: typing.Any, kv_cache_specs: collections.abc.Iterable) -> int:
-    ...
-def max_memory_usage_bytes_from_groups(vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable, bytes_per_block: int | None = None) -> int:
-    ...
-def merge_worker_specs(vllm_config: typing.Any, kv_cache_specs: collections.abc.Iterable) -> dict:
-    ...
-def place_kv_cache_groups(vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable, num_blocks: int) -> list:
-    ...
-def plan(config: typing.Any, kv_cache_specs: typing.Any, available_memory: typing.Any, kv_cache_groups: typing.Any = None, bytes_per_block: typing.Any = None) -> Plan:
+
+def _restore_config(arg0: dict) -> PlanningConfig: ...
+def _restore_spec(arg0: typing.Any, arg1: dict) -> typing.Any: ...
+def annotate_eagle_groups(
+    vllm_config: typing.Any,
+    kv_cache_spec: dict,
+    kv_cache_groups: list,
+    use_trailing_layer_fallback: bool,
+) -> None: ...
+def annotate_global_groups(
+    vllm_config: typing.Any, kv_cache_spec: dict, kv_cache_groups: list
+) -> None: ...
+def approximate_gcd(values: collections.abc.Iterable, lower_bound: typing.Any = None) -> int: ...
+def auto_fit_max_model_len(
+    config: PlanningConfig,
+    groups_per_worker: collections.abc.Sequence,
+    available_memory: collections.abc.Sequence,
+    bytes_per_block: collections.abc.Sequence,
+) -> tuple: ...
+def bucket_layers_by_page_size(kv_cache_groups: collections.abc.Iterable) -> dict: ...
+def check_exact_partition(groups: collections.abc.Iterable, kv_cache_spec: dict) -> None: ...
+def check_layers_admission(
+    config: PlanningConfig, kv_cache_spec: dict, available_memory: int
+) -> None: ...
+def compute_layer_kv_cache_shape_bytes(
+    spec: typing.Any, num_blocks: int, kernel_block_size: int | None = None
+) -> tuple: ...
+def compute_layout_strides(
+    spec: typing.Any,
+    num_blocks: int,
+    num_layers: int,
+    layout: typing.Any,
+    kernel_block_size: int | None = None,
+    fixed_strides: collections.abc.Sequence = (None, None, None, None, None),
+) -> tuple: ...
+def create_kv_cache_group_specs(
+    kv_cache_spec: dict, grouped_layer_names: collections.abc.Iterable
+) -> list: ...
+def ensure_min_page_size(groups: list, common_page: int, hidden_specs: dict) -> tuple: ...
+def estimate_max_model_len(
+    vllm_config: typing.Any, kv_cache_spec: dict, available_memory: int
+) -> int: ...
+def estimate_max_model_len_from_groups(
+    vllm_config: typing.Any,
+    kv_cache_groups: collections.abc.Iterable,
+    available_memory: int,
+    bytes_per_block: int | None = None,
+) -> int: ...
+def frontier(config: typing.Any, kv_cache_specs: collections.abc.Iterable) -> Frontier: ...
+def get_global_kv_cache_groups(
+    vllm_config: typing.Any, kv_cache_specs: collections.abc.Iterable
+) -> list: ...
+def get_kv_cache_bytes_per_block(
+    kv_cache_groups: collections.abc.Iterable, layout: typing.Any
+) -> int: ...
+def get_kv_cache_groups(vllm_config: typing.Any, kv_cache_spec: dict) -> list: ...
+def get_kv_cache_groups_uniform_page_size(kv_cache_spec: dict) -> typing.Any: ...
+def get_packed_kv_cache_groups(vllm_config: typing.Any, kv_cache_spec: dict) -> typing.Any: ...
+def groups_partition_layers_exactly(
+    kv_cache_spec: dict, kv_cache_groups: collections.abc.Iterable
+) -> bool: ...
+def is_kv_cache_spec_uniform(kv_cache_spec: dict) -> bool: ...
+def kv_cache_groups_tp_replicas(
+    groups: collections.abc.Iterable, tp_size: int, dcp_size: int = 1
+) -> int: ...
+def layer_block_stride(spec: typing.Any) -> int: ...
+def max_concurrency(
+    vllm_config: typing.Any,
+    kv_cache_groups: collections.abc.Iterable,
+    num_blocks: int,
+    host_num_blocks: int | None = None,
+) -> float: ...
+def max_memory_usage_bytes(
+    vllm_config: typing.Any, kv_cache_specs: collections.abc.Iterable
+) -> int: ...
+def max_memory_usage_bytes_from_groups(
+    vllm_config: typing.Any,
+    kv_cache_groups: collections.abc.Iterable,
+    bytes_per_block: int | None = None,
+) -> int: ...
+def merge_worker_specs(
+    vllm_config: typing.Any, kv_cache_specs: collections.abc.Iterable
+) -> dict: ...
+def place_kv_cache_groups(
+    vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable, num_blocks: int
+) -> list: ...
+def plan(
+    config: typing.Any,
+    kv_cache_specs: typing.Any,
+    available_memory: typing.Any,
+    kv_cache_groups: typing.Any = None,
+    bytes_per_block: typing.Any = None,
+) -> Plan:
     """
     Plan the KV cache of all workers.
-    
+
     config: a PlanningConfig or anything shaped like a VllmConfig; it is not changed.
     kv_cache_specs: one dict of layer names to specs for each worker.
     available_memory: bytes for the KV cache of each worker.
     kv_cache_groups: the model's groups, where they are known already.
     bytes_per_block: what a block takes on each worker, where a builder places the groups;
     the plan then has no tensors.
-    
+
     Raises NotEnoughMemory, LayoutError, InvalidArgument (all ValueError) or PageSizeError
     (NotImplementedError); then nothing was changed.
     """
-def pool_bytes_per_block(vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable) -> int:
-    ...
-def project_kv_cache_groups_to_worker(global_kv_cache_groups: list, worker_spec: dict) -> list:
-    ...
-def promote_local_kv_cache_specs(kv_cache_spec: dict) -> dict:
-    ...
-def resolve_kv_cache_block_sizes(vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable) -> tuple:
-    ...
+
+def pool_bytes_per_block(
+    vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable
+) -> int: ...
+def project_kv_cache_groups_to_worker(global_kv_cache_groups: list, worker_spec: dict) -> list: ...
+def promote_local_kv_cache_specs(kv_cache_spec: dict) -> dict: ...
+def resolve_kv_cache_block_sizes(
+    vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable
+) -> tuple: ...
 def spec_from_dict(fields: dict) -> typing.Any:
     """
     A spec from what to_dict() gives. Raises ValueError or TypeError that names the field.
     """
-def try_get_full_allocation_fallback_groups(kv_cache_spec: dict) -> typing.Any:
-    ...
-def unify_hybrid_kv_cache_specs(kv_cache_spec: dict) -> None:
-    ...
-def unify_kv_cache_spec_page_size(kv_cache_spec: dict) -> dict:
-    ...
-def uses_trailing_mtp_layers(arg0: typing.Any) -> bool:
-    ...
-def validate_kv_cache_layout(layout: typing.Any, kv_cache_groups: collections.abc.Iterable) -> None:
-    ...
-def warn_if_unannotated_eagle_mamba(vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable) -> None:
-    ...
+
+def try_get_full_allocation_fallback_groups(kv_cache_spec: dict) -> typing.Any: ...
+def unify_hybrid_kv_cache_specs(kv_cache_spec: dict) -> None: ...
+def unify_kv_cache_spec_page_size(kv_cache_spec: dict) -> dict: ...
+def uses_trailing_mtp_layers(arg0: typing.Any) -> bool: ...
+def validate_kv_cache_layout(
+    layout: typing.Any, kv_cache_groups: collections.abc.Iterable
+) -> None: ...
+def warn_if_unannotated_eagle_mamba(
+    vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable
+) -> None: ...
+
+DEFAULT_MAX_GROUPS: int = 32
 MAX_BLOCK_HASH_BYTES: int = 32
-__version__: str = '0.1.0'
+__version__: str = "0.1.0"
+
 class KVCacheBlock:
     """Metadata of one KV cache block. Mirrors vllm/v1/core/kv_cache_utils.py::KVCacheBlock (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
