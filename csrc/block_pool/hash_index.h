@@ -77,6 +77,8 @@ class HashIndex {
   }
 
   void prefetch(uint32_t hash) const { __builtin_prefetch(&slots_[hash & mask_]); }
+  /// The node that a lookup will most likely look at; 0 if none.
+  uint32_t candidate(uint32_t hash) const { return node_of(slots_[hash & mask_]); }
 
  private:
   static uint32_t hash_of(uint64_t slot) { return static_cast<uint32_t>(slot >> 32); }

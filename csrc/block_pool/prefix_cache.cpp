@@ -154,13 +154,27 @@ bool BlockPool::find_in_groups(std::string_view hash, std::span<const PoolGroupI
 
 int64_t BlockPool::find_prefix(std::span<const std::string_view> hashes, PoolGroupId group_id,
                                std::span<BlockId> out) const {
-  size_t n = 0;
-  for (; n < std::min(hashes.size(), out.size()); ++n) {
-    const uint32_t block = state_->find_block(detail::lookup_key(hashes[n], group_id));
-    if (block == 0) break;
-    out[n] = static_cast<BlockId>(block);
+  // Lookups wait for memory, so those of one batch wait together.
+  constexpr size_t kBatch = 8;
+  LookupKey keys[kBatch];
+  const size_t most = std::min(hashes.size(), out.size());
+  for (size_t n = 0; n < most; n += kBatch) {
+    const size_t size = std::min(kBatch, most - n);
+    for (size_t i = 0; i < size; ++i) {
+      keys[i] = detail::lookup_key(hashes[n + i], group_id);
+      state_->index.prefetch(keys[i].hash);
+    }
+    for (size_t i = 0; i < size; ++i) {
+      const uint32_t candidate = state_->index.candidate(keys[i].hash);
+      if (candidate < state_->num_blocks) __builtin_prefetch(&state_->records[candidate]);
+    }
+    for (size_t i = 0; i < size; ++i) {
+      const uint32_t block = state_->find_block(keys[i]);
+      if (block == 0) return static_cast<int64_t>(n + i);
+      out[n + i] = static_cast<BlockId>(block);
+    }
   }
-  return static_cast<int64_t>(n);
+  return static_cast<int64_t>(most);
 }
 
 void BlockPool::cache_full_blocks(const FullBlocks& full) {

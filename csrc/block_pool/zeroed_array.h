@@ -6,6 +6,10 @@
 #include <memory>
 #include <new>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace kvplan::detail {
 
 /// Zeroed memory for `size` objects of a type for which zeros are a valid value, aligned for it.
@@ -21,6 +25,7 @@ class ZeroedArray {
     void* start = memory_.get();
     size_t space = size * sizeof(T) + alignof(T);
     data_ = static_cast<T*>(std::align(alignof(T), size * sizeof(T), start, space));
+    ask_for_huge_pages();
   }
 
   T* data() const { return data_; }
@@ -31,6 +36,18 @@ class ZeroedArray {
   struct Free {
     void operator()(void* p) const { std::free(p); }
   };
+
+  /// Blocks are found by hash, so in random order: without huge pages most of the time goes into
+  /// address translation. A hint; where the kernel has none to give, nothing changes.
+  void ask_for_huge_pages() {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
+    const auto begin = (reinterpret_cast<uintptr_t>(data_) + kHugePage - 1) & ~(kHugePage - 1);
+    const auto end = reinterpret_cast<uintptr_t>(data_ + size_) & ~(kHugePage - 1);
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+  }
+
   std::unique_ptr<void, Free> memory_;
   T* data_ = nullptr;
   size_t size_ = 0;

@@ -1,0 +1,44 @@
+"""vLLM's CPU engine with its own pool and with kvplan's: same tokens, same hits, nothing held."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+vllm = pytest.importorskip("vllm")
+
+HERE = Path(__file__).parent
+NUM_BLOCKS = 500
+
+
+def serve(which, tmp_path):
+    path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(HERE / "pool_load.py"), which, str(tmp_path / which)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert lines, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads(lines[-1].removeprefix("RESULT "))
+
+
+def test_same_tokens_hits_and_free_blocks(tmp_path):
+    theirs = serve("vllm", tmp_path)
+    ours = serve("kvplan", tmp_path)
+    assert theirs.pop("pool") == "vllm.v1.core.block_pool"
+    assert ours.pop("pool") == "kvplan.vllm.block_pool"
+    assert ours == theirs
+    assert sum(ours["hits"]) > 0
+    assert ours["usage"] == 0.0
+    assert len(ours["free"]) == NUM_BLOCKS - 1
+    assert ours["reset"]
+    assert ours["cached_after_reset"] == 0
+    # Blocks lose their hashes only by eviction.
+    assert ours["stored"] > ours["hashed"] > 0
