@@ -1,0 +1,239 @@
+"""vLLM 0.33.0's planner, driven by request dictionaries and read back as plain data.
+
+The request format is kvplan's own (docs/request.md); the answer is what vLLM's real classes and
+functions give for it. Only the builder lookup is replaced, because it asks the platform.
+"""
+
+import dataclasses
+import logging
+import warnings
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+logging.getLogger("vllm").setLevel(logging.ERROR)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch
+    from vllm.v1 import kv_cache_interface as interface
+    from vllm.v1.attention.backend import MultipleOf
+    from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+    from vllm.v1.core import kv_cache_config_builder, kv_cache_planning, kv_cache_utils
+
+logging.getLogger("vllm").setLevel(logging.ERROR)
+BUILDER = kv_cache_planning.DefaultKVCacheConfigBuilder()
+kv_cache_config_builder.get_kv_cache_config_builder = lambda vllm_config: BUILDER
+
+CONFIG_DEFAULTS = {
+    "auto_fit": False,
+    "max_in_flight_tokens": 8192,
+    "kv_cache_layout": "LBNHC",
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "decode_context_parallel_size": 1,
+    "num_gpu_blocks_override": None,
+    "mamba_cache_mode": "none",
+    "disable_hybrid_kv_cache_manager": False,
+    "max_num_encoder_input_tokens": 0,
+    "num_prefill_lookahead_tokens": 0,
+    "block_size": 16,
+    "enable_prefix_caching": True,
+    "prefix_match_unit": None,
+    "prefix_cache_retention_interval": None,
+    "device_type": "cuda",
+    "speculative_method": None,
+    "use_eagle": False,
+    "use_eagle_block_drop": False,
+}
+
+
+def make_spec(description: dict[str, Any]) -> Any:
+    """A vLLM spec object from `{"kind": class name, field: value, ...}`."""
+    fields = dict(description)
+    cls = getattr(interface, fields.pop("kind"))
+    if "dtype" in fields:
+        fields["dtype"] = getattr(torch, fields["dtype"])
+    if "dtypes" in fields:
+        fields["dtypes"] = tuple(getattr(torch, name) for name in fields["dtypes"])
+    if "shapes" in fields:
+        fields["shapes"] = tuple(tuple(shape) for shape in fields["shapes"])
+    if "mamba_type" in fields:
+        fields["mamba_type"] = MambaAttentionBackendEnum[fields["mamba_type"].upper()]
+    if isinstance(fields.get("tokens_per_state"), str):
+        fields["tokens_per_state"] = Fraction(fields["tokens_per_state"])
+    if isinstance(fields.get("block_stride_alignment"), dict):
+        fields["block_stride_alignment"] = MultipleOf(
+            fields["block_stride_alignment"]["multiple_of"]
+        )
+    if "kv_quant_mode" in fields:
+        fields["kv_quant_mode"] = interface.KVQuantMode(fields["kv_quant_mode"])
+    if "cache_role" in fields:
+        fields["cache_role"] = interface.SparseCacheRole(fields["cache_role"])
+    return cls(**fields)
+
+
+def make_config(description: dict[str, Any]) -> SimpleNamespace:
+    """The part of a `VllmConfig` that planning reads, from `PlanningConfig` keywords."""
+    c = CONFIG_DEFAULTS | description
+    layout = interface.KVCacheLayout[c["kv_cache_layout"]]
+    speculative = None
+    if c["speculative_method"] is not None:
+        speculative = SimpleNamespace(
+            method=c["speculative_method"],
+            use_eagle=lambda: c["use_eagle"],
+            use_eagle_block_drop=lambda: c["use_eagle_block_drop"],
+        )
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            max_model_len=c["max_model_len"],
+            original_max_model_len=-1 if c["auto_fit"] else c["max_model_len"],
+            supports_kv_cache_grouping=False,
+        ),
+        cache_config=SimpleNamespace(
+            num_gpu_blocks_override=c["num_gpu_blocks_override"],
+            mamba_cache_mode=c["mamba_cache_mode"],
+            block_size=c["block_size"],
+            enable_prefix_caching=c["enable_prefix_caching"],
+            prefix_match_unit=c["prefix_match_unit"],
+            prefix_cache_retention_interval=c["prefix_cache_retention_interval"],
+            get_resolved_kv_cache_layout=lambda: layout,
+        ),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=c["tensor_parallel_size"],
+            pipeline_parallel_size=c["pipeline_parallel_size"],
+            decode_context_parallel_size=c["decode_context_parallel_size"],
+        ),
+        scheduler_config=SimpleNamespace(
+            disable_hybrid_kv_cache_manager=c["disable_hybrid_kv_cache_manager"],
+            max_num_encoder_input_tokens=c["max_num_encoder_input_tokens"],
+        ),
+        attention_config=SimpleNamespace(hisparse_config=None),
+        device_config=SimpleNamespace(device_type=c["device_type"]),
+        speculative_config=speculative,
+        kv_transfer_config=None,
+        num_prefill_lookahead_tokens=c["num_prefill_lookahead_tokens"],
+        max_in_flight_tokens=c["max_in_flight_tokens"],
+    )
+
+
+def expand_workers(request: dict[str, Any]) -> list[list[tuple[str, int]]]:
+    """Each worker's `(layer name, spec index)` pairs, with `same_layers_as` resolved."""
+    workers = request["workers"]
+    return [
+        workers[w["same_layers_as"]]["layers"] if "same_layers_as" in w else w["layers"]
+        for w in workers
+    ]
+
+
+def plain(value: Any) -> Any:
+    """A field value as something that compares equal across vLLM and kvplan."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, (tuple, list)):
+        return [plain(v) for v in value]
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, MambaAttentionBackendEnum):
+        return value.name.lower()
+    if type(value).__name__ == "MultipleOf":
+        return {"multiple_of": value.base}
+    if isinstance(value, Fraction):
+        return value.numerator if value.denominator == 1 else str(value)
+    return value.value
+
+
+# Field names per class, read off vLLM's dataclasses so that none can be forgotten.
+SPEC_FIELDS: dict[str, list[str]] = {
+    name: [f.name for f in dataclasses.fields(cls)]
+    for name, cls in vars(interface).items()
+    if isinstance(cls, type) and issubclass(cls, interface.KVCacheSpec)
+}
+
+def describe_spec(spec: Any) -> dict[str, Any]:
+    """Every field of a spec; `spec` may be vLLM's or kvplan's, both have the same names."""
+    kind = type(spec).__name__
+    described: dict[str, Any] = {"kind": kind}
+    for name in SPEC_FIELDS[kind]:
+        value = getattr(spec, name)
+        if name == "kv_cache_specs":
+            described[name] = [[layer, describe_spec(s)] for layer, s in value.items()]
+        else:
+            described[name] = plain(value)
+    return described
+
+
+def describe_group(group: Any) -> dict[str, Any]:
+    """Every field of a `KVCacheGroupSpec`."""
+    return {
+        "layer_names": list(group.layer_names),
+        "kv_cache_spec": describe_spec(group.kv_cache_spec),
+        "is_eagle_group": bool(group.is_eagle_group),
+        "host_resident": bool(group.host_resident),
+        "enable_kv_transfer": bool(group.enable_kv_transfer),
+        "role": plain(group.role),
+    }
+
+
+def describe_tensor(tensor: Any) -> dict[str, Any]:
+    """Every field of a `KVCacheTensor`."""
+    return {
+        "size": tensor.size,
+        "layers": list(tensor.layers),
+        "layer_stride": tensor.layer_stride,
+        "block_stride": tensor.block_stride,
+        "offset": tensor.offset,
+        "host_resident": bool(tensor.host_resident),
+    }
+
+
+def describe_kv_cache_config(config: Any) -> dict[str, Any]:
+    """Every field of a `KVCacheConfig`."""
+    described = {
+        f.name: plain(getattr(config, f.name))
+        for f in dataclasses.fields(interface.KVCacheConfig)
+        if f.name not in ("kv_cache_tensors", "kv_cache_groups")
+    }
+    described["kv_cache_tensors"] = [describe_tensor(t) for t in config.kv_cache_tensors]
+    described["kv_cache_groups"] = [describe_group(g) for g in config.kv_cache_groups]
+    return described
+
+
+def attempt(function: Any, *args: Any) -> Any:
+    """The function's answer, or `{"error": type name, "message": text}`."""
+    try:
+        return function(*args)
+    except Exception as e:
+        return {"error": type(e).__name__, "message": str(e)}
+
+
+def inputs(request: dict[str, Any]) -> tuple[SimpleNamespace, list[dict[str, Any]], list[int]]:
+    """vLLM's config, specs per worker and memory per worker for a request."""
+    specs = [make_spec(s) for s in request["specs"]]
+    per_worker = [{name: specs[i] for name, i in layers} for layers in expand_workers(request)]
+    memory = [w["available_memory"] for w in request["workers"]]
+    return make_config(request["config"]), per_worker, memory
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """Plan a request with vLLM and describe everything it decided, or its error."""
+    try:
+        config, specs, memory = inputs(request)
+        groups = kv_cache_planning.get_global_kv_cache_groups(config, specs)
+        described_groups = [describe_group(g) for g in groups]
+        configs = kv_cache_planning.get_kv_cache_configs(config, specs, memory, groups)
+    except Exception as e:
+        return {"error": type(e).__name__, "message": str(e)}
+    scheduler = attempt(kv_cache_utils.generate_scheduler_kv_cache_config, configs)
+    outcome = {
+        "max_model_len": config.model_config.max_model_len,
+        "kv_cache_groups": described_groups,
+        "kv_cache_configs": [describe_kv_cache_config(c) for c in configs],
+        "scheduler": scheduler
+        if isinstance(scheduler, dict)
+        else describe_kv_cache_config(scheduler),
+    }
+    capacity = attempt(kv_cache_utils.get_kv_cache_capacity, config, configs[0])
+    outcome["capacity"] = capacity if isinstance(capacity, dict) else list(capacity)
+    sizes = attempt(kv_cache_utils.resolve_kv_cache_block_sizes, configs[0], config)
+    outcome["block_sizes"] = sizes if isinstance(sizes, dict) else list(sizes)
+    return outcome
