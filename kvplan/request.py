@@ -1,0 +1,459 @@
+"""The request file: a planner's whole input as JSON, to record, replay and send around.
+
+A request holds the planning config, the distinct KV cache specs, and per worker its memory and
+which spec each of its layers has. `docs/request.md` describes the format, version 1, and
+`docs/request.schema.json` is its JSON schema. Reading one needs neither torch nor vLLM.
+"""
+
+import os
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+import kvplan
+from kvplan import specs as native
+
+VERSION = 1
+MAX_FILE_BYTES = 64 << 20
+MAX_WORKERS = 16384
+MAX_SPECS = 100_000
+MAX_LAYERS_PER_WORKER = 1_000_000
+MAX_LAYERS = 5_000_000  # over all workers, `same_layers_as` counted like a list of its own
+MAX_NAME_LENGTH = 1024
+
+INT64_MAX = 2**63 - 1
+Bytes = Annotated[int, Meta(ge=-INT64_MAX, le=INT64_MAX)]
+Count = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+Positive = Annotated[int, Meta(ge=1, le=INT64_MAX)]
+Index = Annotated[int, Meta(ge=0, le=MAX_LAYERS)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
+Text = Annotated[str, Meta(max_length=4096)]
+Fraction = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,9}/[1-9][0-9]{0,9}$")]
+Layer = tuple[Name, Index]
+
+
+class RequestError(kvplan.InvalidArgument):
+    """A request that cannot be read; the message names the place in the JSON."""
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keywords of `kvplan.PlanningConfig`; what is absent has its default there."""
+
+    max_model_len: Positive
+    auto_fit: bool | UnsetType = UNSET
+    max_in_flight_tokens: Count | UnsetType = UNSET
+    max_concurrent_batches: Positive | UnsetType = UNSET
+    kv_cache_layout: (
+        Literal["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"] | UnsetType
+    ) = UNSET
+    tensor_parallel_size: Positive | UnsetType = UNSET
+    pipeline_parallel_size: Positive | UnsetType = UNSET
+    decode_context_parallel_size: Positive | UnsetType = UNSET
+    num_gpu_blocks_override: Count | None | UnsetType = UNSET
+    mamba_cache_mode: Literal["none", "align", "all"] | UnsetType = UNSET
+    disable_hybrid_kv_cache_manager: bool | UnsetType = UNSET
+    max_num_encoder_input_tokens: Count | UnsetType = UNSET
+    num_prefill_lookahead_tokens: Count | UnsetType = UNSET
+    block_size: Positive | UnsetType = UNSET
+    enable_prefix_caching: bool | UnsetType = UNSET
+    has_kv_connector: bool | UnsetType = UNSET
+    prefix_match_unit: Positive | None | UnsetType = UNSET
+    prefix_cache_retention_interval: Count | None | UnsetType = UNSET
+    device_type: Name | UnsetType = UNSET
+    speculative_method: Name | None | UnsetType = UNSET
+    use_eagle: bool | UnsetType = UNSET
+    use_eagle_block_drop: bool | UnsetType = UNSET
+    model_type: Name | None | UnsetType = UNSET
+    grouping: Literal["vllm", "compact", "sliced"] | UnsetType = UNSET
+    max_groups: Positive | None | UnsetType = UNSET
+    reference_model_len: Positive | None | UnsetType = UNSET
+
+
+class MultipleOf(Struct, frozen=True, forbid_unknown_fields=True):
+    """A block stride of whole kernel blocks of up to `multiple_of` tokens."""
+
+    multiple_of: Positive
+
+
+class Spec(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag=str
+):
+    """What every KV cache spec has; the classes below are vLLM's, field by field."""
+
+    block_size: Positive
+    dcp_sharded: bool | UnsetType = UNSET
+    block_stride_alignment: Positive | MultipleOf | None | UnsetType = UNSET
+    is_draft: bool | UnsetType = UNSET
+
+
+class AttentionSpec(Spec, frozen=True, kw_only=True):
+    """Fields of every attention cache; never written itself."""
+
+    num_kv_heads: Positive
+    head_size: Positive
+    dtype: Name
+    max_tp_shards: Positive | None | UnsetType = UNSET
+    head_size_v: Count | UnsetType = UNSET
+    kv_quant_mode: Annotated[int, Meta(ge=0, le=255)] | UnsetType = UNSET
+    page_size_padded: Positive | None | UnsetType = UNSET
+    num_head_slots: Positive | None | UnsetType = UNSET
+    state_content_bytes: Positive | None | UnsetType = UNSET
+    tokens_per_state: Positive | Fraction | UnsetType = UNSET
+
+
+class FullAttentionSpec(AttentionSpec, frozen=True, kw_only=True):
+    """Attention over the whole context."""
+
+    sliding_window: Positive | None | UnsetType = UNSET
+    attention_chunk_size: Positive | None | UnsetType = UNSET
+    non_causal: bool | UnsetType = UNSET
+
+
+class MLAAttentionSpec(FullAttentionSpec, frozen=True, kw_only=True):
+    """Multi-head latent attention: one latent vector per state."""
+
+    cache_dtype_str: Name | None | UnsetType = UNSET
+    topk_buffer_width: Count | None | UnsetType = UNSET
+    alignment: Positive | None | UnsetType = UNSET
+    model_version: Name | None | UnsetType = UNSET
+    cache_role: Literal["sparse", "indexer"] | UnsetType = UNSET
+    is_index_group_leader: bool | UnsetType = UNSET
+    non_causal_multi_token_decode: bool | UnsetType = UNSET
+
+
+class HiddenStateCacheSpec(MLAAttentionSpec, frozen=True, kw_only=True):
+    """Hidden states that a connector reads out."""
+
+
+class RSWASpec(FullAttentionSpec, frozen=True, kw_only=True):
+    """Reference sliding window attention: the prompt stays, generated tokens slide."""
+
+    rswa_window: Positive
+
+
+class SinkFullAttentionSpec(FullAttentionSpec, frozen=True, kw_only=True):
+    """Full attention with sink tokens."""
+
+    sink_len: Count | None | UnsetType = UNSET
+
+
+class ChunkedLocalAttentionSpec(AttentionSpec, frozen=True, kw_only=True):
+    """Attention within chunks of the context."""
+
+    attention_chunk_size: Positive
+
+
+class SlidingWindowSpec(AttentionSpec, frozen=True, kw_only=True):
+    """Attention over the last `sliding_window` tokens."""
+
+    sliding_window: Positive
+    extra_retained_tokens: Count | UnsetType = UNSET
+
+
+class SlidingWindowMLASpec(SlidingWindowSpec, frozen=True, kw_only=True):
+    """A sliding window in the MLA cache format."""
+
+    cache_dtype_str: Name | None | UnsetType = UNSET
+    alignment: Positive | None | UnsetType = UNSET
+    model_version: Name | None | UnsetType = UNSET
+    bounded_replay: bool | UnsetType = UNSET
+
+
+class CircularBufferSpec(AttentionSpec, frozen=True, kw_only=True):
+    """One block per request."""
+
+
+class EncoderOnlyAttentionSpec(AttentionSpec, frozen=True, kw_only=True):
+    """Attention without a cache; planning refuses it."""
+
+
+class CrossAttentionSpec(AttentionSpec, frozen=True, kw_only=True):
+    """Encoder states of an encoder-decoder model."""
+
+
+class MambaSpec(Spec, frozen=True, kw_only=True):
+    """The recurrent state of a Mamba, linear-attention or short-convolution layer."""
+
+    shapes: Annotated[
+        tuple[Annotated[tuple[Count, ...], Meta(max_length=16)], ...], Meta(max_length=64)
+    ]
+    dtypes: Annotated[tuple[Name, ...], Meta(max_length=64)]
+    page_size_padded: Positive | None | UnsetType = UNSET
+    mamba_type: Name | UnsetType = UNSET
+    mamba_cache_mode: Name | UnsetType = UNSET
+    num_speculative_blocks: Count | UnsetType = UNSET
+    num_prefill_checkpoint_blocks: Count | UnsetType = UNSET
+    prefill_checkpoint_alignment: Positive | None | UnsetType = UNSET
+    num_heads: Positive | UnsetType = UNSET
+    tokens_per_state: Annotated[int, Meta(ge=-1, le=INT64_MAX)] | Fraction | UnsetType = UNSET
+    tp_replicated: bool | UnsetType = UNSET
+
+
+class HiSparseHotSpec(Spec, frozen=True, kw_only=True):
+    """A fixed number of pages per request."""
+
+    page_size: Positive
+    blocks_per_request: Count
+
+
+class HiSparseResidentSpec(Spec, frozen=True, kw_only=True):
+    """Pages for the tokens in flight."""
+
+    page_size: Positive
+
+
+class CustomDemand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many pages one request holds, for a plugin's own spec class."""
+
+    cap_tokens: Count | None | UnsetType = UNSET
+    cap_includes_in_flight: bool | UnsetType = UNSET
+    extra_pages: Count | UnsetType = UNSET
+
+
+class CustomSpec(Spec, frozen=True, kw_only=True):
+    """A plugin's own spec class, reduced to numbers."""
+
+    page_size: Positive
+    custom_class: Name
+    uniform_type_base: Text | UnsetType = UNSET
+    page_scales_with_block_size: bool | UnsetType = UNSET
+    demand: CustomDemand | UnsetType = UNSET
+
+
+AnySpec = (
+    FullAttentionSpec
+    | MLAAttentionSpec
+    | HiddenStateCacheSpec
+    | RSWASpec
+    | SinkFullAttentionSpec
+    | ChunkedLocalAttentionSpec
+    | SlidingWindowSpec
+    | SlidingWindowMLASpec
+    | CircularBufferSpec
+    | EncoderOnlyAttentionSpec
+    | CrossAttentionSpec
+    | MambaSpec
+    | HiSparseHotSpec
+    | HiSparseResidentSpec
+    | CustomSpec
+)
+
+
+class Worker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One worker: its memory in bytes, and its layers or the worker that has the same ones."""
+
+    available_memory: Bytes
+    layers: (
+        Annotated[tuple[Layer, ...], Meta(max_length=MAX_LAYERS_PER_WORKER)] | UnsetType
+    ) = UNSET
+    same_layers_as: Index | UnsetType = UNSET
+
+
+class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request file, version 1. Made by `loads`, `load` or `from_objects`, which check it."""
+
+    kvplan_request: Literal[1]
+    config: Config
+    specs: Annotated[tuple[AnySpec, ...], Meta(max_length=MAX_SPECS)]
+    workers: Annotated[tuple[Worker, ...], Meta(min_length=1, max_length=MAX_WORKERS)]
+    model: Text | None | UnsetType = UNSET
+    source: Text | None | UnsetType = UNSET
+
+    decoder: ClassVar[msgspec.json.Decoder]
+
+    def planning_config(self) -> kvplan.PlanningConfig:
+        """The `PlanningConfig` to plan with."""
+        try:
+            return kvplan.PlanningConfig(**msgspec.to_builtins(self.config))
+        except ValueError as e:
+            raise RequestError(f"$.config: {e}") from e
+
+    def available_memory(self) -> list[int]:
+        """Bytes per worker."""
+        return [worker.available_memory for worker in self.workers]
+
+    def kv_cache_specs(self) -> list[dict[str, Any]]:
+        """Per worker, the spec of each of its layers by name, in the file's order.
+
+        Equal specs are one object, and workers with the same layers share one dict.
+        """
+        specs = []
+        for i, spec in enumerate(self.specs):
+            try:
+                specs.append(native.from_dict(msgspec.to_builtins(spec)))
+            except ValueError as e:
+                raise RequestError(f"$.specs[{i}]: {e}") from e
+        per_worker: list[dict[str, Any]] = [
+            {}
+            if isinstance(worker.layers, UnsetType)
+            else {name: specs[index] for name, index in worker.layers}
+            for worker in self.workers
+        ]
+        for i, worker in enumerate(self.workers):
+            if not isinstance(worker.same_layers_as, UnsetType):
+                per_worker[i] = per_worker[worker.same_layers_as]
+        return per_worker
+
+
+Request.decoder = msgspec.json.Decoder(Request)
+
+
+def _check(request: Request) -> None:
+    """Everything that types alone cannot say."""
+    total = 0
+    for i, worker in enumerate(request.workers):
+        where = f"$.workers[{i}]"
+        if isinstance(worker.layers, UnsetType) == isinstance(worker.same_layers_as, UnsetType):
+            raise RequestError(f"{where}: needs either `layers` or `same_layers_as`")
+        layers = worker.layers
+        if isinstance(layers, UnsetType):
+            other = worker.same_layers_as
+            where = f"{where}.same_layers_as"
+            if other >= len(request.workers):
+                raise RequestError(
+                    f"{where}: there is no worker {other}, only {len(request.workers)} workers"
+                )
+            layers = request.workers[other].layers
+            if isinstance(layers, UnsetType):
+                raise RequestError(
+                    f"{where}: worker {other} lists no layers itself; name a worker that does"
+                )
+        else:
+            _check_layers(layers, len(request.specs), f"{where}.layers")
+        total += len(layers)
+        if total > MAX_LAYERS:
+            raise RequestError(f"{where}: more than {MAX_LAYERS} layers over all workers")
+
+
+def _check_layers(layers: tuple[Layer, ...], num_specs: int, where: str) -> None:
+    seen: dict[str, int] = {}
+    for i, (name, index) in enumerate(layers):
+        if index >= num_specs:
+            raise RequestError(f"{where}[{i}]: there is no spec {index}, only {num_specs} specs")
+        first = seen.setdefault(name, i)
+        if first != i:
+            raise RequestError(f"{where}[{i}]: the layer {name!r} is already at [{first}]")
+
+
+def _explain(error: str) -> str:
+    """The place first, then msgspec's message, with what would be right where it leaves that out."""
+    message, _, place = error.partition(" - at `")
+    place = place.rstrip("`") or "$"
+    if place == "$.kvplan_request":
+        message = f"this kvplan reads version {VERSION} of the request file"
+    elif place.endswith(".kind"):
+        kinds = sorted(kind.__name__ for kind in typing.get_args(AnySpec))
+        message = f"{message}; known kinds are {', '.join(kinds)}"
+    return f"{place}: {message}"
+
+
+def loads(data: bytes | str, source: str = "request") -> Request:
+    """Read and check a request; `source` names it in errors.
+
+    Raises `RequestError`, a `ValueError`, with one paragraph that names the place in the JSON.
+    """
+    if len(data) > MAX_FILE_BYTES:
+        raise RequestError(
+            f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB, the limit for a request"
+        )
+    try:
+        request = Request.decoder.decode(data)
+        _check(request)
+    except msgspec.ValidationError as e:
+        raise RequestError(f"{source}: {_explain(str(e))}") from e
+    except RequestError as e:
+        raise RequestError(f"{source}: {e}") from e
+    except (msgspec.DecodeError, UnicodeError) as e:
+        raise RequestError(f"{source}: not a JSON request: {e}") from e
+    except RecursionError as e:
+        raise RequestError(f"{source}: not a JSON request: nested too deeply") from e
+    return request
+
+
+def load(path: str | os.PathLike[str]) -> Request:
+    """Read and check a request file. Raises `RequestError`, or `OSError` if it cannot be opened."""
+    with open(path, "rb") as file:
+        return loads(file.read(MAX_FILE_BYTES + 1), os.fspath(path))
+
+
+def from_objects(
+    config: kvplan.PlanningConfig,
+    kv_cache_specs: Sequence[dict[str, Any]],
+    available_memory: Sequence[int],
+    model: str | None = None,
+) -> Request:
+    """The request that plans these objects: specs per worker by layer name, memory in bytes.
+
+    Raises `RequestError` where they do not fit the format, e.g. specs of an unknown class.
+    """
+    if len(kv_cache_specs) != len(available_memory):
+        raise RequestError(
+            f"{len(kv_cache_specs)} workers have specs but {len(available_memory)} have memory"
+        )
+    specs: list[dict[str, Any]] = []
+    index_of_object: dict[int, int] = {}
+    index_of_value: dict[bytes, int] = {}
+    workers: list[dict[str, Any]] = []
+    worker_of_layers: dict[tuple[tuple[str, int], ...], int] = {}
+    for i, (layers, memory) in enumerate(zip(kv_cache_specs, available_memory, strict=True)):
+        for spec in layers.values():
+            if id(spec) not in index_of_object:
+                described = spec.to_dict()
+                # By value with every field: `==` of specs leaves out `is_draft`.
+                index = index_of_value.setdefault(msgspec.json.encode(described), len(specs))
+                if index == len(specs):
+                    specs.append(described)
+                index_of_object[id(spec)] = index
+        rows = tuple((name, index_of_object[id(spec)]) for name, spec in layers.items())
+        first = worker_of_layers.setdefault(rows, i)
+        where = {"layers": rows} if first == i else {"same_layers_as": first}
+        workers.append({"available_memory": memory, **where})
+    described_request: dict[str, Any] = {
+        "kvplan_request": VERSION,
+        "config": config.to_dict(),
+        "specs": specs,
+        "workers": workers,
+        "source": f"kvplan {kvplan.__version__}",
+    }
+    if model is not None:
+        described_request["model"] = model
+    try:
+        request = msgspec.convert(described_request, Request)
+    except msgspec.ValidationError as e:
+        raise RequestError(f"cannot be written as a request: {_explain(str(e))}") from e
+    _check(request)
+    return request
+
+
+def dumps(request: Request) -> bytes:
+    """The request as JSON text: one line per spec and per worker, so that files compare well."""
+    fields = msgspec.to_builtins(request)
+    encode = msgspec.json.encode
+    lines = []
+    for key, value in fields.items():
+        text = encode(value)
+        if key in ("specs", "workers") and value:
+            text = b"[\n    " + b",\n    ".join(map(encode, value)) + b"\n  ]"
+        lines.append(b"  " + encode(key) + b": " + text)
+    return b"{\n" + b",\n".join(lines) + b"\n}\n"
+
+
+def write(request: Request, path: str | os.PathLike[str]) -> None:
+    """Write the request file; a reader never sees half of it."""
+    target = Path(path)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(dumps(request))
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a request file, as in `docs/request.schema.json`."""
+    schema = msgspec.json.schema(Request)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema

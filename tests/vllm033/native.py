@@ -1,0 +1,116 @@
+"""kvplan's answer to a request, in the oracle's form, and the comparison of the two."""
+
+from typing import Any
+
+import oracle
+
+import kvplan
+from kvplan import planning
+from kvplan.specs import from_dict
+
+# What vLLM raises on purpose, and what kvplan must raise then. Anything else that vLLM raises is
+# an assertion or a crash of its own; there any of kvplan's errors is right.
+DELIBERATE = {"ValueError": ValueError, "NotImplementedError": NotImplementedError}
+KVPLAN_ERRORS = (ValueError, AssertionError, NotImplementedError)
+
+
+def inputs(
+    request: dict[str, Any],
+) -> tuple[kvplan.PlanningConfig, list[dict[str, Any]], list[int]]:
+    """kvplan's config, specs per worker and memory per worker for a request."""
+    specs = [from_dict(s) for s in request["specs"]]
+    per_worker = [
+        {name: specs[i] for name, i in layers} for layers in oracle.expand_workers(request)
+    ]
+    memory = [w["available_memory"] for w in request["workers"]]
+    return kvplan.PlanningConfig(**request["config"]), per_worker, memory
+
+
+def attempt(function: Any, *args: Any) -> Any:
+    """The function's answer, or `{"error": exception}` for kvplan's kinds of error."""
+    try:
+        return function(*args)
+    except KVPLAN_ERRORS as e:
+        return {"error": e}
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """Plan a request with kvplan and describe everything it decided, or its error."""
+    try:
+        config, specs, memory = inputs(request)
+        plan = kvplan.plan(config, specs, memory)
+    except KVPLAN_ERRORS as e:
+        return {"error": e}
+    fitted = config.replace(max_model_len=plan.max_model_len)
+    configs = list(plan.kv_cache_configs)
+    scheduler = attempt(planning.generate_scheduler_kv_cache_config, configs)
+    outcome = {
+        "max_model_len": plan.max_model_len,
+        "kv_cache_groups": [oracle.describe_group(g) for g in plan.kv_cache_groups],
+        "kv_cache_configs": [oracle.describe_kv_cache_config(c) for c in configs],
+        "scheduler": scheduler
+        if isinstance(scheduler, dict)
+        else oracle.describe_kv_cache_config(scheduler),
+    }
+    capacity = attempt(planning.get_kv_cache_capacity, fitted, configs[0])
+    outcome["capacity"] = capacity if isinstance(capacity, dict) else list(capacity)
+    sizes = attempt(planning.resolve_kv_cache_block_sizes, configs[0], fitted)
+    outcome["block_sizes"] = sizes if isinstance(sizes, dict) else list(sizes)
+    return outcome
+
+
+def same_error(expected: dict[str, Any], found: Any) -> bool:
+    """Whether kvplan's error is of the kind that vLLM's demands."""
+    if not (isinstance(found, dict) and "error" in found):
+        return False
+    return isinstance(found["error"], DELIBERATE.get(expected["error"], KVPLAN_ERRORS))
+
+
+def without_foreign_tensors(described: dict[str, Any]) -> dict[str, Any]:
+    """A worker's config without tensors of layers that it does not own.
+
+    Where a stage owns no layer of a uniform-type group, vLLM places the other stages' layers on
+    it; kvplan places nothing. This is the one deliberate difference.
+    """
+    empty = [
+        {layer for layer, _ in group["kv_cache_spec"]["kv_cache_specs"]}
+        for group in described["kv_cache_groups"]
+        if not group["layer_names"]
+        and group["kv_cache_spec"]["kind"] == "UniformTypeKVCacheSpecs"
+    ]
+    if not empty:
+        return described
+    foreign = set().union(*empty)
+    tensors = [t for t in described["kv_cache_tensors"] if not foreign.issuperset(t["layers"])]
+    return described | {"kv_cache_tensors": tensors}
+
+
+def differences(expected: Any, found: Any, where: str = "$") -> list[str]:
+    """One line per place where two descriptions differ, at most a dozen."""
+    if isinstance(expected, dict) and "error" in expected:
+        if same_error(expected, found):
+            return []
+        shown = repr(found.get("error", "a plan") if isinstance(found, dict) else found)
+        return [f"{where}: vLLM raises {expected['error']}: {expected['message']}; kvplan: {shown}"]
+    if isinstance(found, dict) and "error" in found:
+        return [f"{where}: kvplan raises {found['error']!r}, vLLM does not"]
+    if isinstance(expected, dict) and isinstance(found, dict):
+        if "kv_cache_tensors" in expected:
+            expected = without_foreign_tensors(expected)
+        lines = [f"{where}: keys {set(expected) ^ set(found)}"] if set(expected) != set(found) else []
+        for key in expected.keys() & found.keys():
+            lines += differences(expected[key], found[key], f"{where}.{key}")
+        return lines[:12]
+    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        lines = []
+        for i, (e, f) in enumerate(zip(expected, found, strict=True)):
+            lines += differences(e, f, f"{where}[{i}]")
+        return lines[:12]
+    if type(expected) is type(found) and expected == found:
+        return []
+    return [f"{where}: vLLM {expected!r}, kvplan {found!r}"]
+
+
+def compare(request: dict[str, Any]) -> list[str]:
+    """The differences between vLLM's and kvplan's answers to a request; none is right."""
+    return differences(oracle.run(request), run(request))
