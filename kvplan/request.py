@@ -47,13 +47,13 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     auto_fit: bool | UnsetType = UNSET
     max_in_flight_tokens: Count | UnsetType = UNSET
     max_concurrent_batches: Positive | UnsetType = UNSET
-    kv_cache_layout: (
-        Literal["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"] | UnsetType
-    ) = UNSET
+    kv_cache_layout: Literal["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"] | UnsetType = (
+        UNSET
+    )
     tensor_parallel_size: Positive | UnsetType = UNSET
     pipeline_parallel_size: Positive | UnsetType = UNSET
     decode_context_parallel_size: Positive | UnsetType = UNSET
-    num_gpu_blocks_override: Count | None | UnsetType = UNSET
+    num_gpu_blocks_override: Count | UnsetType | None = UNSET
     mamba_cache_mode: Literal["none", "align", "all"] | UnsetType = UNSET
     disable_hybrid_kv_cache_manager: bool | UnsetType = UNSET
     max_num_encoder_input_tokens: Count | UnsetType = UNSET
@@ -61,16 +61,16 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     block_size: Positive | UnsetType = UNSET
     enable_prefix_caching: bool | UnsetType = UNSET
     has_kv_connector: bool | UnsetType = UNSET
-    prefix_match_unit: Positive | None | UnsetType = UNSET
-    prefix_cache_retention_interval: Count | None | UnsetType = UNSET
+    prefix_match_unit: Positive | UnsetType | None = UNSET
+    prefix_cache_retention_interval: Count | UnsetType | None = UNSET
     device_type: Name | UnsetType = UNSET
-    speculative_method: Name | None | UnsetType = UNSET
+    speculative_method: Name | UnsetType | None = UNSET
     use_eagle: bool | UnsetType = UNSET
     use_eagle_block_drop: bool | UnsetType = UNSET
-    model_type: Name | None | UnsetType = UNSET
+    model_type: Name | UnsetType | None = UNSET
     grouping: Literal["vllm", "compact", "sliced"] | UnsetType = UNSET
-    max_groups: Positive | None | UnsetType = UNSET
-    reference_model_len: Positive | None | UnsetType = UNSET
+    max_groups: Positive | UnsetType | None = UNSET
+    reference_model_len: Positive | UnsetType | None = UNSET
 
 
 class MultipleOf(Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,7 +86,7 @@ class Spec(
 
     block_size: Positive
     dcp_sharded: bool | UnsetType = UNSET
-    block_stride_alignment: Positive | MultipleOf | None | UnsetType = UNSET
+    block_stride_alignment: Positive | MultipleOf | UnsetType | None = UNSET
     is_draft: bool | UnsetType = UNSET
 
 
@@ -96,30 +96,30 @@ class AttentionSpec(Spec, frozen=True, kw_only=True):
     num_kv_heads: Positive
     head_size: Positive
     dtype: Name
-    max_tp_shards: Positive | None | UnsetType = UNSET
+    max_tp_shards: Positive | UnsetType | None = UNSET
     head_size_v: Count | UnsetType = UNSET
     kv_quant_mode: Annotated[int, Meta(ge=0, le=255)] | UnsetType = UNSET
-    page_size_padded: Positive | None | UnsetType = UNSET
-    num_head_slots: Positive | None | UnsetType = UNSET
-    state_content_bytes: Positive | None | UnsetType = UNSET
+    page_size_padded: Positive | UnsetType | None = UNSET
+    num_head_slots: Positive | UnsetType | None = UNSET
+    state_content_bytes: Positive | UnsetType | None = UNSET
     tokens_per_state: Positive | Fraction | UnsetType = UNSET
 
 
 class FullAttentionSpec(AttentionSpec, frozen=True, kw_only=True):
     """Attention over the whole context."""
 
-    sliding_window: Positive | None | UnsetType = UNSET
-    attention_chunk_size: Positive | None | UnsetType = UNSET
+    sliding_window: Positive | UnsetType | None = UNSET
+    attention_chunk_size: Positive | UnsetType | None = UNSET
     non_causal: bool | UnsetType = UNSET
 
 
 class MLAAttentionSpec(FullAttentionSpec, frozen=True, kw_only=True):
     """Multi-head latent attention: one latent vector per state."""
 
-    cache_dtype_str: Name | None | UnsetType = UNSET
-    topk_buffer_width: Count | None | UnsetType = UNSET
-    alignment: Positive | None | UnsetType = UNSET
-    model_version: Name | None | UnsetType = UNSET
+    cache_dtype_str: Name | UnsetType | None = UNSET
+    topk_buffer_width: Count | UnsetType | None = UNSET
+    alignment: Positive | UnsetType | None = UNSET
+    model_version: Name | UnsetType | None = UNSET
     cache_role: Literal["sparse", "indexer"] | UnsetType = UNSET
     is_index_group_leader: bool | UnsetType = UNSET
     non_causal_multi_token_decode: bool | UnsetType = UNSET
@@ -138,7 +138,7 @@ class RSWASpec(FullAttentionSpec, frozen=True, kw_only=True):
 class SinkFullAttentionSpec(FullAttentionSpec, frozen=True, kw_only=True):
     """Full attention with sink tokens."""
 
-    sink_len: Count | None | UnsetType = UNSET
+    sink_len: Count | UnsetType | None = UNSET
 
 
 class ChunkedLocalAttentionSpec(AttentionSpec, frozen=True, kw_only=True):
@@ -157,9 +157,9 @@ class SlidingWindowSpec(AttentionSpec, frozen=True, kw_only=True):
 class SlidingWindowMLASpec(SlidingWindowSpec, frozen=True, kw_only=True):
     """A sliding window in the MLA cache format."""
 
-    cache_dtype_str: Name | None | UnsetType = UNSET
-    alignment: Positive | None | UnsetType = UNSET
-    model_version: Name | None | UnsetType = UNSET
+    cache_dtype_str: Name | UnsetType | None = UNSET
+    alignment: Positive | UnsetType | None = UNSET
+    model_version: Name | UnsetType | None = UNSET
     bounded_replay: bool | UnsetType = UNSET
 
 
@@ -182,12 +182,12 @@ class MambaSpec(Spec, frozen=True, kw_only=True):
         tuple[Annotated[tuple[Count, ...], Meta(max_length=16)], ...], Meta(max_length=64)
     ]
     dtypes: Annotated[tuple[Name, ...], Meta(max_length=64)]
-    page_size_padded: Positive | None | UnsetType = UNSET
+    page_size_padded: Positive | UnsetType | None = UNSET
     mamba_type: Name | UnsetType = UNSET
     mamba_cache_mode: Name | UnsetType = UNSET
     num_speculative_blocks: Count | UnsetType = UNSET
     num_prefill_checkpoint_blocks: Count | UnsetType = UNSET
-    prefill_checkpoint_alignment: Positive | None | UnsetType = UNSET
+    prefill_checkpoint_alignment: Positive | UnsetType | None = UNSET
     num_heads: Positive | UnsetType = UNSET
     tokens_per_state: Annotated[int, Meta(ge=-1, le=INT64_MAX)] | Fraction | UnsetType = UNSET
     tp_replicated: bool | UnsetType = UNSET
@@ -209,7 +209,7 @@ class HiSparseResidentSpec(Spec, frozen=True, kw_only=True):
 class CustomDemand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many pages one request holds, for a plugin's own spec class."""
 
-    cap_tokens: Count | None | UnsetType = UNSET
+    cap_tokens: Count | UnsetType | None = UNSET
     cap_includes_in_flight: bool | UnsetType = UNSET
     extra_pages: Count | UnsetType = UNSET
 
@@ -247,9 +247,7 @@ class Worker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One worker: its memory in bytes, and its layers or the worker that has the same ones."""
 
     available_memory: Bytes
-    layers: (
-        Annotated[tuple[Layer, ...], Meta(max_length=MAX_LAYERS_PER_WORKER)] | UnsetType
-    ) = UNSET
+    layers: Annotated[tuple[Layer, ...], Meta(max_length=MAX_LAYERS_PER_WORKER)] | UnsetType = UNSET
     same_layers_as: Index | UnsetType = UNSET
 
 
@@ -260,8 +258,8 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     config: Config
     specs: Annotated[tuple[AnySpec, ...], Meta(max_length=MAX_SPECS)]
     workers: Annotated[tuple[Worker, ...], Meta(min_length=1, max_length=MAX_WORKERS)]
-    model: Text | None | UnsetType = UNSET
-    source: Text | None | UnsetType = UNSET
+    model: Text | UnsetType | None = UNSET
+    source: Text | UnsetType | None = UNSET
 
     decoder: ClassVar[msgspec.json.Decoder]
 
@@ -340,7 +338,7 @@ def _check_layers(layers: tuple[Layer, ...], num_specs: int, where: str) -> None
 
 
 def _explain(error: str) -> str:
-    """The place first, then msgspec's message, with what would be right where it leaves that out."""
+    """The place, then msgspec's message, with what would be right where it says too little."""
     message, _, place = error.partition(" - at `")
     place = place.rstrip("`") or "$"
     if place == "$.kvplan_request":

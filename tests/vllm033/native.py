@@ -3,10 +3,10 @@
 from typing import Any
 
 import oracle
+from kvplan.specs import from_dict
 
 import kvplan
 from kvplan import planning
-from kvplan.specs import from_dict
 
 # What vLLM raises on purpose, and what kvplan must raise then. Anything else that vLLM raises is
 # an assertion or a crash of its own; there any of kvplan's errors is right.
@@ -17,7 +17,7 @@ KVPLAN_ERRORS = (ValueError, AssertionError, NotImplementedError)
 def inputs(
     request: dict[str, Any],
 ) -> tuple[kvplan.PlanningConfig, list[dict[str, Any]], list[int]]:
-    """kvplan's config, specs per worker and memory per worker for a request."""
+    """The config, specs per worker and memory per worker for a request."""
     specs = [from_dict(s) for s in request["specs"]]
     per_worker = [
         {name: specs[i] for name, i in layers} for layers in oracle.expand_workers(request)
@@ -75,8 +75,7 @@ def without_foreign_tensors(described: dict[str, Any]) -> dict[str, Any]:
     empty = [
         {layer for layer, _ in group["kv_cache_spec"]["kv_cache_specs"]}
         for group in described["kv_cache_groups"]
-        if not group["layer_names"]
-        and group["kv_cache_spec"]["kind"] == "UniformTypeKVCacheSpecs"
+        if not group["layer_names"] and group["kv_cache_spec"]["kind"] == "UniformTypeKVCacheSpecs"
     ]
     if not empty:
         return described
@@ -97,7 +96,8 @@ def differences(expected: Any, found: Any, where: str = "$") -> list[str]:
     if isinstance(expected, dict) and isinstance(found, dict):
         if "kv_cache_tensors" in expected:
             expected = without_foreign_tensors(expected)
-        lines = [f"{where}: keys {set(expected) ^ set(found)}"] if set(expected) != set(found) else []
+        odd = set(expected) ^ set(found)
+        lines = [f"{where}: only one has {odd}"] if odd else []
         for key in expected.keys() & found.keys():
             lines += differences(expected[key], found[key], f"{where}.{key}")
         return lines[:12]

@@ -149,6 +149,7 @@ SPEC_FIELDS: dict[str, list[str]] = {
     if isinstance(cls, type) and issubclass(cls, interface.KVCacheSpec)
 }
 
+
 def describe_spec(spec: Any) -> dict[str, Any]:
     """Every field of a spec; `spec` may be vLLM's or kvplan's, both have the same names."""
     kind = type(spec).__name__
@@ -207,7 +208,7 @@ def attempt(function: Any, *args: Any) -> Any:
 
 
 def inputs(request: dict[str, Any]) -> tuple[SimpleNamespace, list[dict[str, Any]], list[int]]:
-    """vLLM's config, specs per worker and memory per worker for a request."""
+    """The config, specs per worker and memory per worker for a request."""
     specs = [make_spec(s) for s in request["specs"]]
     per_worker = [{name: specs[i] for name, i in layers} for layers in expand_workers(request)]
     memory = [w["available_memory"] for w in request["workers"]]

@@ -261,7 +261,7 @@ def plan_features(request: dict[str, Any], outcome: dict[str, Any]) -> set[str]:
             seen.add("extra retained tokens")
     if len({tuple(names) for names in workers}) > 1:
         seen.add("several stages")
-    for names, planned in zip(workers, outcome["kv_cache_configs"], strict=True):
+    for planned in outcome["kv_cache_configs"]:
         for group in planned["kv_cache_groups"]:
             if not group["layer_names"]:
                 seen.add("stage without some group's layers")

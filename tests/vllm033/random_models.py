@@ -5,6 +5,7 @@ drives the planner into one of its paths - and crosses it with a random layout, 
 workers, memory and config. Nothing here imports vLLM or kvplan.
 """
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -202,9 +203,7 @@ def uniform_type(d: Draw) -> Layers:
         specs = [d.sliding_mla(), d.sliding_mla(head_size=rng.choice((128, 512)))]
     else:
         ring = rng.choice((8, 16))
-        specs = [
-            d.attention("CircularBufferSpec", block_size=ring, head_size=h) for h in (64, 128)
-        ]
+        specs = [d.attention("CircularBufferSpec", block_size=ring, head_size=h) for h in (64, 128)]
     if d.chance(0.15):
         specs[-1] = specs[-1] | {"dcp_sharded": not specs[-1].get("dcp_sharded", True)}
     return interleave(rng, [(spec, d.count(12)) for spec in specs])
@@ -351,9 +350,7 @@ def packed(d: Draw) -> Layers:
     if d.chance(0.4):
         counted.append((d.mamba(), rng.randint(1, 16)))
     if d.chance(0.3):
-        counted.append(
-            (d.attention("CircularBufferSpec", block_size=8), rng.randint(1, 12))
-        )
+        counted.append((d.attention("CircularBufferSpec", block_size=8), rng.randint(1, 12)))
     if d.chance(0.3):
         counted.append((d.sliding(), rng.randint(1, 12)))
         if d.chance(0.4):
@@ -430,7 +427,8 @@ def chaos(d: Draw) -> Layers:
 def real_model(d: Draw) -> Layers:
     """The cache of a published model, at a random tensor-parallel size."""
     name = rng_choice(d, sorted(REAL_MODELS))
-    layers = REAL_MODELS[name](tp=rng_choice(d, (1, 1, 2, 4, 8)), block_size=rng_choice(d, (16, 64)))
+    tp, block_size = rng_choice(d, (1, 1, 2, 4, 8)), rng_choice(d, (16, 64))
+    layers = REAL_MODELS[name](tp=tp, block_size=block_size)
     if len(layers) > 48 and d.chance(0.5):
         layers = layers[: d.rng.randint(24, len(layers))]
     return layers
@@ -567,7 +565,7 @@ def split_over_workers(d: Draw, layers: Layers) -> list[Layers]:
         # Keep every stage non-empty where there are layers enough.
         cuts = sorted(rng.sample(range(1, len(layers)), stages - 1)) if len(layers) > stages else []
     bounds = [0, *cuts, len(layers)]
-    split = [layers[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    split = [layers[a:b] for a, b in itertools.pairwise(bounds)]
     ranks = rng.choice((1, 1, 1, 2))
     return [stage for stage in split for _ in range(ranks)]
 

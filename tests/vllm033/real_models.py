@@ -153,7 +153,7 @@ def deepseek_v4_flash(tp: int, block_size: int) -> Layers:
 
 
 def deepseek_v4_1_flash(tp: int, block_size: int) -> Layers:
-    """The geometry of the reported case: 43 sliding layers, four of them with MLA and an indexer."""
+    """The geometry of the reported case: 43 sliding layers, four with MLA and an indexer."""
     packing = {"dtype": "uint8", "state_content_bytes": 584, "alignment": 576}
     layers = []
     for i in range(43):

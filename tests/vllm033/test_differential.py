@@ -9,14 +9,13 @@ import multiprocessing
 import os
 from collections import Counter
 
-import pytest
-from real_models import REAL_MODELS
-
 import native
 import oracle
 import paths
+import pytest
 import shrink
 from random_models import LAYOUTS, random_request, to_request
+from real_models import REAL_MODELS
 
 MODELS = int(os.environ.get("KVPLAN_FUZZ_MODELS", "2000"))
 FIRST_SEED = int(os.environ.get("KVPLAN_FUZZ_SEED", "0"))
@@ -33,7 +32,8 @@ def report(request):
 def compare_seeds(first):
     """The seeds of a chunk that differ."""
     return [
-        seed for seed in range(first, min(first + CHUNK, FIRST_SEED + MODELS))
+        seed
+        for seed in range(first, min(first + CHUNK, FIRST_SEED + MODELS))
         if native.compare(random_request(seed))
     ]
 
