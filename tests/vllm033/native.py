@@ -6,7 +6,7 @@ import oracle
 from kvplan.specs import from_dict
 
 import kvplan
-from kvplan import planning
+from kvplan import planning, specs
 
 # What vLLM raises on purpose, and what kvplan must raise then. Anything else that vLLM raises is
 # an assertion or a crash of its own; there any of kvplan's errors is right.
@@ -18,12 +18,30 @@ def inputs(
     request: dict[str, Any],
 ) -> tuple[kvplan.PlanningConfig, list[dict[str, Any]], list[int]]:
     """The config, specs per worker and memory per worker for a request."""
-    specs = [from_dict(s) for s in request["specs"]]
+    made = [from_dict(s) for s in request["specs"]]
     per_worker = [
-        {name: specs[i] for name, i in layers} for layers in oracle.expand_workers(request)
+        {name: made[i] for name, i in layers} for layers in oracle.expand_workers(request)
     ]
     memory = [w["available_memory"] for w in request["workers"]]
-    return kvplan.PlanningConfig(**request["config"]), per_worker, memory
+    return planning_config(request["config"]), per_worker, memory
+
+
+def planning_config(described: dict[str, Any]) -> kvplan.PlanningConfig:
+    """The config of a request."""
+    return kvplan.PlanningConfig(**described)
+
+
+def make_group(described: dict[str, Any]) -> Any:
+    """A kvplan `KVCacheGroupSpec` from the oracle's description of a group."""
+    spec = dict(described["kv_cache_spec"])
+    if spec["kind"] == "UniformTypeKVCacheSpecs":
+        layers = {name: from_dict(s) for name, s in spec["kv_cache_specs"]}
+        built = specs.UniformTypeKVCacheSpecs(block_size=spec["block_size"], kv_cache_specs=layers)
+    else:
+        built = from_dict(spec)
+    return specs.KVCacheGroupSpec(
+        described["layer_names"], built, is_eagle_group=described["is_eagle_group"]
+    )
 
 
 def attempt(function: Any, *args: Any) -> Any:
@@ -37,8 +55,8 @@ def attempt(function: Any, *args: Any) -> Any:
 def run(request: dict[str, Any]) -> dict[str, Any]:
     """Plan a request with kvplan and describe everything it decided, or its error."""
     try:
-        config, specs, memory = inputs(request)
-        plan = kvplan.plan(config, specs, memory)
+        config, per_worker, memory = inputs(request)
+        plan = kvplan.plan(config, per_worker, memory)
     except KVPLAN_ERRORS as e:
         return {"error": e}
     fitted = config.replace(max_model_len=plan.max_model_len)
