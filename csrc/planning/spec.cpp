@@ -294,7 +294,7 @@ int64_t unpadded_page_size_bytes(const KVCacheSpec& s) {
 
 int64_t page_size_bytes(const KVCacheSpec& s) {
   const int64_t content = unpadded_page_size_bytes(s);
-  if (content == 0) {
+  if (content == 0 && !s.page_size_padded) {
     throw InconsistentSpec(name_of(s) + ": a block of " + std::to_string(s.block_size) +
                            " tokens holds no state; block_size must be at least tokens_per_state " +
                            repr(s.tokens_per_state));
