@@ -1,6 +1,7 @@
 #include "kvplan/spec.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "kvplan/checked.h"
@@ -93,7 +94,11 @@ void check_numbers(const KVCacheSpec& s) {
 }
 
 void normalize(TokensPerState& t) {
+  constexpr int64_t kSmallest = std::numeric_limits<int64_t>::min();  // has no positive counterpart
   if (t.den == 0) throw InvalidArgument("tokens_per_state: the denominator is 0");
+  if (t.num == kSmallest || t.den == kSmallest) {
+    throw InvalidArgument("tokens_per_state: " + std::to_string(kSmallest) + " is out of range");
+  }
   const int64_t divisor = std::gcd(t.num, t.den) * (t.den < 0 ? -1 : 1);
   t = {t.num / divisor, t.den / divisor};
 }
