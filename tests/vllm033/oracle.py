@@ -129,14 +129,14 @@ def plain(value: Any) -> Any:
     """A field value as something that compares equal across vLLM and kvplan."""
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if type(value).__name__ == "MultipleOf":
+        return {"multiple_of": value.base}
     if isinstance(value, (tuple, list)):
         return [plain(v) for v in value]
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if isinstance(value, MambaAttentionBackendEnum):
         return value.name.lower()
-    if type(value).__name__ == "MultipleOf":
-        return {"multiple_of": value.base}
     if isinstance(value, Fraction):
         return value.numerator if value.denominator == 1 else str(value)
     return value.value
