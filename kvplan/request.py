@@ -68,6 +68,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     use_eagle: bool | UnsetType = UNSET
     use_eagle_block_drop: bool | UnsetType = UNSET
     draft_rule: Literal["auto", "is_draft", "marker"] | UnsetType = UNSET
+    place_foreign_layers: bool | UnsetType = UNSET
     model_type: Name | UnsetType | None = UNSET
     grouping: Literal["vllm", "compact", "sliced"] | UnsetType = UNSET
     max_groups: Positive | UnsetType | None = UNSET

@@ -3,10 +3,10 @@
 from typing import Any
 
 import oracle
-from kvplan.specs import from_dict
 
 import kvplan
 from kvplan import planning, specs
+from kvplan.specs import from_dict
 
 # What vLLM raises on purpose, and what kvplan must raise then. Anything else that vLLM raises is
 # an assertion or a crash of its own; there any of kvplan's errors is right.
