@@ -40,6 +40,15 @@ class RequestError(kvplan.InvalidArgument):
     """A request that cannot be read; the message names the place in the JSON."""
 
 
+class MultipleOf(Struct, frozen=True, forbid_unknown_fields=True):
+    """Whole kernel blocks of up to `multiple_of` tokens."""
+
+    multiple_of: Positive
+
+
+KernelBlockSizes = Annotated[tuple[Positive | MultipleOf, ...], Meta(max_length=64)]
+
+
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The keywords of `kvplan.PlanningConfig`; what is absent has its default there."""
 
@@ -73,12 +82,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grouping: Literal["vllm", "compact", "sliced"] | UnsetType = UNSET
     max_groups: Positive | UnsetType | None = UNSET
     reference_model_len: Positive | UnsetType | None = UNSET
-
-
-class MultipleOf(Struct, frozen=True, forbid_unknown_fields=True):
-    """A block stride of whole kernel blocks of up to `multiple_of` tokens."""
-
-    multiple_of: Positive
+    attention_kernel_block_sizes: KernelBlockSizes | UnsetType = UNSET
+    mla_kernel_block_sizes: KernelBlockSizes | UnsetType = UNSET
 
 
 class Spec(

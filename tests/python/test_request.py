@@ -141,6 +141,7 @@ def test_writing_keeps_every_config_field(tmp_path):
         use_eagle=True,
         prefix_match_unit=32,
         reference_model_len=500,
+        attention_kernel_block_sizes=[{"multiple_of": 16}, 128],
     )
     request.write(request.from_objects(config, [{}], [1]), tmp_path / "r.json")
     assert request.load(tmp_path / "r.json").planning_config() == config
