@@ -1,0 +1,5 @@
+"""``python -m kvplan.cli``."""
+
+from kvplan.cli import main
+
+main()

@@ -1,0 +1,242 @@
+"""The options that say what is to be planned; every command that plans takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvplan.cli.failures import BadInput
+from kvplan.cli.param_types import (
+    COUNTS,
+    JSON_OBJECT,
+    LENGTH,
+    POSITIVE,
+    SIZES,
+    TOKENS,
+    Name,
+)
+from kvplan.cli.question import ModelQuestion, Question, RequestQuestion
+
+LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC", "NHD", "HND")
+GROUPINGS = ("vllm", "compact", "sliced")
+
+
+def _backends() -> list[str]:
+    from kvplan.packing import ATTENTION_BACKENDS
+
+    return [name for name, backend in ATTENTION_BACKENDS.items() if backend.is_selectable]
+
+
+def _kv_cache_dtypes() -> Sequence[str]:
+    from kvplan.packing import KV_CACHE_DTYPES
+
+    return KV_CACHE_DTYPES
+
+
+#: Options of `ModelOptions`, which change the specs of a model.
+MODEL_OPTIONS = (
+    click.option(
+        "--tp", "tensor_parallel_size", type=POSITIVE, default=1, help="Tensor parallel ranks."
+    ),
+    click.option(
+        "--pp", "pipeline_parallel_size", type=POSITIVE, default=1, help="Pipeline stages."
+    ),
+    click.option(
+        "--dcp",
+        "decode_context_parallel_size",
+        type=POSITIVE,
+        default=1,
+        help="Decode context parallel ranks; divides --tp.",
+    ),
+    click.option(
+        "--pp-layers",
+        "pipeline_layer_partition",
+        type=COUNTS,
+        help="Layers of each pipeline stage, e.g. 16,32.",
+    ),
+    click.option(
+        "--block-size", type=POSITIVE, help="Tokens of a block; the default is vLLM's choice."
+    ),
+    click.option(
+        "--kv-cache-dtype",
+        type=Name("dtype", _kv_cache_dtypes),
+        default="auto",
+        show_default=True,
+        help="As for vLLM, e.g. fp8.",
+    ),
+    click.option("--dtype", default="auto", show_default=True, help="Activation dtype."),
+    click.option(
+        "--attention-backend",
+        type=Name("backend", _backends),
+        help="As for vLLM, e.g. FLASHINFER; the default is vLLM's choice.",
+    ),
+    click.option(
+        "--speculative-config",
+        type=JSON_OBJECT,
+        help='As for vLLM, e.g. \'{"method": "mtp", "num_speculative_tokens": 1}\'.',
+    ),
+    click.option(
+        "--hf-overrides", type=JSON_OBJECT, help="Keys of the model's config to replace, as JSON."
+    ),
+    click.option(
+        "--device-capability",
+        type=click.Choice(["8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0"]),
+        default="9.0",
+        show_default=True,
+        help="CUDA compute capability, which decides vLLM's choice of backend.",
+    ),
+    click.option(
+        "--disable-hybrid-kv-cache-manager", is_flag=True, help="All layers in one kind of group."
+    ),
+    click.option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        default=None,
+        help="The default is the model's.",
+    ),
+)
+
+#: Options of the planner, which a recorded request takes as well.
+PLANNER_OPTIONS = (
+    click.option(
+        "--memory",
+        type=SIZES,
+        help="Memory for the KV cache of each GPU: 60GiB, 80GB, 64e9 (bytes). Several sizes with "
+        "commas: one per pipeline stage, or one per GPU.",
+    ),
+    click.option(
+        "--max-model-len",
+        type=LENGTH,
+        help="Tokens of the longest request: 131072, 128K, or auto for the longest that fits. "
+        "The default is the model's.",
+    ),
+    click.option(
+        "--max-num-batched-tokens",
+        type=TOKENS,
+        help="Tokens of one step.  [default: 8192]",
+    ),
+    click.option(
+        "--max-concurrent-batches",
+        type=POSITIVE,
+        help="Steps in flight at once.  [default: --pp + 1]",
+    ),
+    click.option(
+        "--num-gpu-blocks-override", type=click.IntRange(min=1), help="Plan with this many blocks."
+    ),
+    click.option("--layout", type=Name("layout", LAYOUTS), help="KV cache layout, e.g. BLHNC."),
+    click.option(
+        "--grouping",
+        type=Name("grouping", GROUPINGS),
+        help="How layers are grouped: vllm as vLLM does, compact for more tokens.",
+    ),
+    click.option("--max-groups", type=POSITIVE, help="At most this many groups (compact)."),
+    click.option(
+        "--reference-model-len",
+        type=TOKENS,
+        help="Length that compact grouping is best for.  [default: --max-model-len]",
+    ),
+)
+
+
+def deployment_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command MODEL, ``--request`` and all options of a deployment."""
+    for option in reversed((*PLANNER_OPTIONS, *MODEL_OPTIONS)):
+        function = option(function)
+    function = click.option(
+        "--request",
+        "request_file",
+        type=click.Path(path_type=Path),
+        help="Plan a recorded request instead of a model.",
+    )(function)
+    return click.argument("model", required=False)(function)
+
+
+def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Question:
+    """The question that a command's arguments ask.
+
+    Args:
+        values: The command's parameters by name, as `deployment_options` names them.
+        needs_memory: Whether a model without ``--memory`` is an error.
+
+    Raises:
+        BadInput: They contradict each other, or say too little.
+    """
+    if values["request_file"] is not None:
+        return _request_question(values)
+    if values["model"] is None:
+        raise BadInput(
+            "give a model: a built-in name (see 'kvplan models'), a config.json or a directory "
+            "that holds one; or a recorded request with --request FILE"
+        )
+    from kvplan import models
+
+    model = models.load(values["model"])
+    if not values["memory"] and needs_memory and values["num_gpu_blocks_override"] is None:
+        raise BadInput(
+            "give the memory for the KV cache of each GPU, e.g. --memory 60GiB: what is left of "
+            "the GPU's memory beside weights and activations"
+        )
+    options = _given(values, (*_model_option_names(values), *_ANYWHERE))
+    options["device_capability"] = tuple(map(int, values["device_capability"].split(".")))
+    return ModelQuestion(
+        model=model,
+        options=models.ModelOptions(**options, kv_cache_layout=values["layout"]),
+        memory=values["memory"] or (),
+        config_changes=_given(values, _CONFIG_FIELDS),
+        max_concurrent_batches=values["max_concurrent_batches"],
+    )
+
+
+_CONFIG_FIELDS = ("num_gpu_blocks_override", "grouping", "max_groups", "reference_model_len")
+#: Fields of `ModelOptions` that a recorded request can change as well.
+_ANYWHERE = ("max_model_len", "max_num_batched_tokens")
+
+
+def _given(values: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: values[name] for name in names if values[name] is not None}
+
+
+def _model_option_names(values: dict[str, Any]) -> list[str]:
+    from kvplan.models import ModelOptions
+
+    names = (field.name for field in dataclasses.fields(ModelOptions))
+    return [name for name in names if name in values and name not in _ANYWHERE]
+
+
+def _request_question(values: dict[str, Any]) -> RequestQuestion:
+    from kvplan import request as requests
+
+    if values["model"] is not None:
+        raise BadInput(f"give a model ({values['model']}) or --request, not both")
+    ctx = click.get_current_context()
+    model_options = _model_option_names(values)
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and name in model_options:
+            raise BadInput(
+                f"{parameter.opts[0]} changes a model's caches; those of a recorded request are "
+                "fixed"
+            )
+    path = values["request_file"]
+    request = requests.load(path)
+    changes = _given(values, _CONFIG_FIELDS)
+    recorded = request.planning_config()
+    if values["layout"]:
+        changes["kv_cache_layout"] = {"NHD": "LBNHC", "HND": "LBHNC"}.get(
+            values["layout"], values["layout"]
+        )
+    if values["max_model_len"] == "auto":
+        changes["auto_fit"] = True
+    elif values["max_model_len"] is not None:
+        changes |= {"max_model_len": values["max_model_len"], "auto_fit": False}
+    if values["max_num_batched_tokens"] or values["max_concurrent_batches"]:
+        batches = values["max_concurrent_batches"] or recorded.max_concurrent_batches
+        tokens = values["max_num_batched_tokens"] or (
+            recorded.max_in_flight_tokens // recorded.max_concurrent_batches
+        )
+        changes |= {"max_concurrent_batches": batches, "max_in_flight_tokens": batches * tokens}
+    return RequestQuestion(request, str(path), values["memory"] or (), changes)

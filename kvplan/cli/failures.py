@@ -1,0 +1,73 @@
+"""Exit codes, and every error as one clear paragraph on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+FITS = 0
+DOES_NOT_FIT = 1
+BAD_INPUT = 2
+INTERNAL_ERROR = 3
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+class BadInput(click.ClickException):
+    """What the user gave cannot be used; the message names the value and what would be right."""
+
+    exit_code = BAD_INPUT
+
+
+def report_failure(error: Exception) -> int:
+    """Print what went wrong and return the exit code.
+
+    With ``KVPLAN_TRACEBACK=1`` the traceback comes too.
+    """
+    if os.environ.get("KVPLAN_TRACEBACK") == "1":
+        import traceback
+
+        traceback.print_exception(error)
+    if isinstance(error, BrokenPipeError):
+        # The reader went away, e.g. `| head`. Keep the interpreter's final flush quiet, too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    message, code = _describe(error)
+    click.echo(f"kvplan: {message}", err=True)
+    return code
+
+
+def _describe(error: Exception) -> tuple[str, int]:
+    # Imported here: an error of click alone needs none of the planner's classes.
+    import kvplan
+
+    if isinstance(error, click.Abort):
+        return "interrupted", INTERRUPTED
+    if isinstance(error, click.UsageError):
+        return _usage(error), BAD_INPUT
+    if isinstance(error, click.ClickException):
+        return error.format_message(), error.exit_code
+    if isinstance(error, kvplan.NotEnoughMemory):
+        return f"does not fit: {str(error).strip()}", DOES_NOT_FIT
+    if isinstance(error, (ValueError, NotImplementedError, AssertionError)):
+        return str(error).strip() or type(error).__name__, BAD_INPUT
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}", BAD_INPUT
+    if isinstance(error, MemoryError):
+        return "the input is too large: this machine's memory does not hold it", BAD_INPUT
+    return (
+        f"internal error, please report it: {type(error).__name__}: {error} "
+        "(KVPLAN_TRACEBACK=1 shows where)",
+        INTERNAL_ERROR,
+    )
+
+
+def _usage(error: click.UsageError) -> str:
+    message = error.format_message().strip()
+    message = message if message.endswith((".", "?", "!")) else message + "."
+    if error.ctx is None:
+        return message
+    return f"{message} See '{error.ctx.command_path} --help'."

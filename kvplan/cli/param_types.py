@@ -1,0 +1,96 @@
+"""Values of options: sizes, token counts, JSON, names with spelling suggestions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from kvplan.cli.sizes import parse_size
+from kvplan.cli.suggestions import did_you_mean
+from kvplan.cli.token_counts import parse_token_count
+
+
+class _Parsed(click.ParamType):
+    """A value that a function parses; its ValueError is the message."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse a string; anything else is parsed already, or comes from a preset."""
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            return value
+        try:
+            return self._parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Name(click.ParamType):
+    """One of several names in any case, with the nearest one in the error."""
+
+    def __init__(self, name: str, names: Sequence[str] | Callable[[], Sequence[str]]) -> None:
+        self.name = name
+        self._names = names
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names; made when first needed."""
+        return self._names() if callable(self._names) else self._names
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name as it is spelled in the list."""
+        for name in self.names:
+            if str(value).lower() == name.lower():
+                return name
+        hint = did_you_mean(str(value), self.names)
+        self.fail(f"{value!r} is unknown.{hint} Known: {', '.join(self.names)}", param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[Any]:
+        """Names that begin like what was typed."""
+        from click.shell_completion import CompletionItem
+
+        found = [n for n in self.names if n.lower().startswith(incomplete.lower())]
+        return [CompletionItem(name) for name in found]
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(parse_size(part) for part in text.split(","))
+
+
+def _length(text: str) -> int | str:
+    return "auto" if text.strip().lower() in ("auto", "-1") else parse_token_count(text)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(
+            f'{text!r} is not JSON; write e.g. \'{{"method": "mtp", "num_speculative_tokens": 1}}\''
+        ) from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{text!r} is a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise ValueError(f"{text!r} is not a list of whole numbers such as 16,32")
+    return tuple(map(int, parts))
+
+
+SIZE = _Parsed("size", parse_size)
+SIZES = _Parsed("size[,size...]", _sizes)
+TOKENS = _Parsed("tokens", parse_token_count)
+LENGTH = _Parsed("tokens|auto", _length)
+JSON_OBJECT = _Parsed("json", _json_object)
+COUNTS = _Parsed("n[,n...]", _counts)
+POSITIVE = click.IntRange(min=1, max=2**31 - 1)

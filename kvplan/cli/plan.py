@@ -1,0 +1,86 @@
+"""``kvplan plan``: does it fit, and how much does it hold?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+import kvplan
+from kvplan.cli.deployment_options import deployment_options, read_question
+from kvplan.cli.failures import DOES_NOT_FIT, FITS
+from kvplan.cli.knobs import find_knobs, knobs_of_failure
+from kvplan.cli.question import PlannerInput, Question
+
+EPILOG = """\b
+Examples:
+  kvplan plan llama-3.1-70b --tp 4 --memory 40GiB
+  kvplan plan gemma-3-27b --memory 30GiB --max-model-len auto --kv-cache-dtype fp8
+  kvplan plan ./Qwen3-8B --memory 60GiB --json
+  kvplan plan llama-3.1-70b --tp 4 --memory 40GiB --write-request request.json
+  kvplan plan --request request.json --memory 30GiB
+
+Exit codes: 0 it fits, 1 it does not fit, 2 the input is wrong.
+"""
+
+
+@click.command("plan", epilog=EPILOG)
+@deployment_options
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.option(
+    "--write-request",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the planner's whole input to this file, for --request.",
+)
+def command(as_json: bool, write_request: Path | None, **values: Any) -> int:
+    """Plan the KV cache of MODEL: a built-in name, a config.json or a directory holding one."""
+    question = read_question(values, needs_memory=write_request is None)
+    given = question.planner_input()
+    if write_request is not None:
+        _write_request(given, write_request)
+    if not given.available_memory and given.kv_cache_specs:
+        return FITS
+    try:
+        plan = given.plan()
+    except kvplan.NotEnoughMemory as error:
+        return _refuse(question, given, error, as_json)
+    knobs = find_knobs(question, plan) if plan.groups else []
+    if as_json:
+        from kvplan.cli.plan_json import plan_dict
+
+        click.echo(json.dumps(plan_dict(given, plan, knobs), indent=2))
+    else:
+        from kvplan.cli.render_plan import render_plan
+        from kvplan.cli.terminal import make_console
+
+        render_plan(make_console(), given, plan, knobs)
+    return FITS
+
+
+def _write_request(given: PlannerInput, path: Path) -> None:
+    from kvplan import request
+
+    request.write(
+        request.from_objects(
+            given.config, given.kv_cache_specs, given.available_memory, given.label
+        ),
+        path,
+    )
+    click.echo(f"wrote {path}", err=True)
+
+
+def _refuse(
+    question: Question, given: PlannerInput, error: kvplan.NotEnoughMemory, as_json: bool
+) -> int:
+    knobs = knobs_of_failure(question, error)
+    if as_json:
+        from kvplan.cli.plan_json import failure_dict
+
+        click.echo(json.dumps(failure_dict(given, error, knobs), indent=2))
+    lines = [f"kvplan: {given.label} does not fit: {str(error).strip()}"]
+    if knobs:
+        lines += ["Any one of these would help:", *(f"  {knob}" for knob in knobs)]
+    click.echo("\n".join(lines), err=True)
+    return DOES_NOT_FIT

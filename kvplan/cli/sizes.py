@@ -1,0 +1,88 @@
+"""Sizes in bytes, as people write them (60GiB, 80GB, 64e9) and read them (59.3 GiB)."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation, Overflow
+
+MAX_BYTES = 2**63 - 1
+
+_BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
+_DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
+_SIZE = re.compile(r"\s*([0-9._+-]+(?:e[+-]?[0-9]+)?|[+-]?(?:nan|inf(?:inity)?))\s*(.*?)\s*", re.I)
+_EXAMPLES = "write e.g. 60GiB, 80GB or 64e9 (bytes)"
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size; a part of a byte is dropped.
+
+    ``GiB`` is 2**30 bytes and ``GB`` 10**9 in either case; ``G`` is 2**30 and ``g`` 10**9, as in
+    vLLM's ``--kv-cache-memory-bytes``.
+
+    Raises:
+        ValueError: It is not a size of at least one byte and below 2**63.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; {_EXAMPLES}")
+    number, unit = match.groups()
+    factor = _unit(unit)
+    if factor is None:
+        raise ValueError(f"{text!r} is not a size: there is no unit {unit!r}; {_EXAMPLES}")
+    try:
+        value = Decimal(number) * factor
+    except Overflow:
+        raise ValueError(f"{text!r} is more than 2**63 - 1 bytes; {_EXAMPLES}") from None
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is not a size: {number!r} is no number; {_EXAMPLES}") from None
+    if not value.is_finite():
+        raise ValueError(f"{text!r} is not a size; {_EXAMPLES}")
+    if value < 1:
+        raise ValueError(f"{text!r} is less than one byte; {_EXAMPLES}")
+    if value > MAX_BYTES:
+        raise ValueError(f"{text!r} is more than 2**63 - 1 bytes; {_EXAMPLES}")
+    return int(value)
+
+
+def _unit(unit: str) -> int | None:
+    if unit.lower() in ("", "b", "byte", "bytes"):
+        return 1
+    prefix, rest = unit[0], unit[1:].lower()
+    if prefix.lower() not in _BINARY:
+        return None
+    if rest == "ib" or (rest in ("", "i") and prefix.isupper()):
+        return _BINARY[prefix.lower()]
+    if rest == "b" or (rest == "" and prefix.islower()):
+        return _DECIMAL[prefix.lower()]
+    return None
+
+
+def format_size(num_bytes: float) -> str:
+    """A size in the largest unit of which there is at least one, to three or more digits."""
+    for name, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(num_bytes) >= factor:
+            return f"{_digits(num_bytes / factor)} {name}"
+    return f"{_digits(num_bytes)} B"
+
+
+def format_exact_size(num_bytes: int) -> str:
+    """A size that `parse_size` reads back as the same bytes: 60GiB, or plain bytes."""
+    for name, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= factor and num_bytes % factor == 0:
+            return f"{num_bytes // factor}{name}"
+    return str(num_bytes)
+
+
+def format_enough(num_bytes: int) -> str:
+    """The least size of few digits that is no smaller: 17.98GiB."""
+    for name, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= factor:
+            hundredths = -(-num_bytes * 100 // factor)
+            return f"{hundredths / 100:.10g}{name}"
+    return str(num_bytes)
+
+
+def _digits(value: float) -> str:
+    if float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.1f}"

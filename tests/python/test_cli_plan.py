@@ -1,0 +1,271 @@
+"""``kvplan plan``: what it prints, what it refuses, and how."""
+
+import json
+import subprocess
+
+import pytest
+from cli_runner import execute, execute_line, run, surroundings
+
+import kvplan
+from kvplan import models
+from kvplan.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
+
+LLAMA = ("plan", "llama-3.1-70b", "--tp", "4", "--memory", "40GiB")
+GEMMA = ("plan", "gemma-3-27b", "--memory", "30GiB")
+
+
+def plan_of(name, memory, **options):
+    found = models.kv_cache_specs(name, models.ModelOptions(**options))
+    return kvplan.plan(
+        found.planning_config(), found.kv_cache_specs, [memory] * len(found.kv_cache_specs)
+    )
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    """A small config.json; call it with keys to replace."""
+
+    def write(**changes):
+        config = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": 512,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 4,
+            "max_position_embeddings": 4096,
+            "torch_dtype": "bfloat16",
+        }
+        config.update(changes)
+        path = tmp_path / "config.json"
+        path.write_text(
+            json.dumps({key: value for key, value in config.items() if value is not None})
+        )
+        return path
+
+    return write
+
+
+def test_table_and_figures():
+    result = run(*GEMMA, "--tp", "2")
+    plan = plan_of("gemma-3-27b", 30 << 30, tensor_parallel_size=2)
+    assert result.exit_code == FITS, result.stderr
+    assert result.stderr == ""
+    assert f"{plan.num_blocks:,} of 640 KiB" in result.stdout
+    assert f"{plan.capacity_tokens:,} by vLLM's figure" in result.stdout
+    assert f"{plan.usable_capacity_tokens:,} usable" in result.stdout
+    assert f"{plan.max_concurrency:,.2f} of 131,072 tokens" in result.stdout
+    assert f"{plan.steady_capacity_tokens:,} tokens" in result.stdout
+    assert "sliding window of 1,024" in result.stdout
+    assert "full attention (5-59 by 6)" in result.stdout
+    assert "3.99 GiB fixed + 40 KiB per token" in result.stdout
+    assert "Limited by" in result.stdout
+    assert "--kv-cache-dtype fp8" in result.stdout
+
+
+def test_json_holds_the_plan():
+    result = run(*GEMMA, "--json")
+    plan = plan_of("gemma-3-27b", 30 << 30)
+    answer = json.loads(result.stdout)
+    assert result.exit_code == FITS
+    assert answer["fits"] is True
+    for name in ("num_blocks", "max_concurrency", "capacity_tokens", "request_bytes"):
+        assert answer[name] == getattr(plan, name)
+    assert [g["layer_names"] for g in answer["groups"]] == [
+        list(g.layer_names) for g in plan.groups
+    ]
+    assert sum(g["pages_per_request"] for g in answer["groups"]) == answer["request_blocks"]
+
+
+def test_the_knob_keeps_its_promise():
+    answer = json.loads(run(*GEMMA, "--json").stdout)
+    assert answer["knobs"]
+    for knob in answer["knobs"]:
+        changed = json.loads(run(*GEMMA, *knob["option"].split(), "--json").stdout)
+        assert changed["max_concurrency"] == pytest.approx(knob["max_concurrency"])
+        assert changed["max_concurrency"] > answer["max_concurrency"]
+
+
+def test_fitted_length():
+    result = run("plan", "gemma-3-27b", "--memory", "3GiB", "--max-model-len", "auto", "--json")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == FITS
+    assert answer["max_model_len"] == 5600
+    assert answer["requested_max_model_len"] == 131072
+    explicit = ("plan", "gemma-3-27b", "--memory", "3GiB", "--max-model-len")
+    assert run(*explicit, "5600").exit_code == FITS
+    assert run(*explicit, "5601").exit_code == DOES_NOT_FIT
+
+
+def test_does_not_fit():
+    result = run("plan", "gemma-3-27b", "--memory", "3GiB")
+    assert result.exit_code == DOES_NOT_FIT
+    assert result.stdout == ""
+    assert result.stderr.startswith("kvplan: gemma-3-27b does not fit: ")
+    assert "--max-model-len 5600" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_memory_it_names_is_enough():
+    small = ("plan", "gemma-3-27b", "--memory")
+    knobs = json.loads(run(*small, "3GiB", "--json").stdout)["knobs"]
+    memory = next(k for k in knobs if k.startswith("--memory ")).split()[1].rstrip(":")
+    assert run(*small, memory).exit_code == FITS
+    assert run(*small, f"{float(memory.removesuffix('GiB')) - 0.01}GiB").exit_code == DOES_NOT_FIT
+
+
+def test_batch_knob_of_a_window_model():
+    args = ("plan", "gemma-3-27b", "--memory", "18GiB", "--max-num-batched-tokens", "16K")
+    failed = run(*args, "--json")
+    assert failed.exit_code == DOES_NOT_FIT
+    knobs = json.loads(failed.stdout)["knobs"]
+    batch = next(k for k in knobs if k.startswith("--max-num-batched")).split()[1].rstrip(":")
+    assert run(*args, "--max-num-batched-tokens", batch).exit_code == FITS
+    assert run(*args, "--max-num-batched-tokens", str(int(batch) + 16)).exit_code == DOES_NOT_FIT
+
+
+def test_override_is_the_limit():
+    result = run("plan", "llama-3.1-70b", "--num-gpu-blocks-override", "100", "--memory", "40GiB")
+    assert result.exit_code == DOES_NOT_FIT
+    assert "num_gpu_blocks_override=100" in result.stderr
+    assert "--memory" not in result.stderr
+
+
+def test_memory_per_stage_and_per_worker():
+    args = ("plan", "llama-3.1-70b", "--tp", "2", "--pp", "2", "--json", "--memory")
+    by_stage = json.loads(run(*args, "40GiB,30GiB").stdout)
+    each = json.loads(run(*args, "40GiB,40GiB,30GiB,30GiB").stdout)
+    assert [w["available_bytes"] >> 30 for w in by_stage["workers"]] == [40, 40, 30, 30]
+    assert by_stage == each
+    assert by_stage["limiting_worker"] == 2
+    wrong = run(*args, "1GiB,2GiB,3GiB")
+    assert wrong.exit_code == BAD_INPUT
+    assert "3 sizes" in wrong.stderr
+
+
+def test_concurrent_batches():
+    for batches in (1, 3):
+        args = (*GEMMA, "--max-concurrent-batches", str(batches), "--json")
+        plan = json.loads(run(*args, "--max-num-batched-tokens", "1K").stdout)
+        assert plan["config"]["max_in_flight_tokens"] == 1024 * batches
+
+
+def test_compact_grouping_option():
+    vllm = json.loads(run(*GEMMA, "--json").stdout)
+    compact = json.loads(run(*GEMMA, "--grouping", "compact", "--json").stdout)
+    assert compact["request_bytes"] < vllm["request_bytes"]
+    limited = run(*GEMMA, "--grouping", "compact", "--max-groups", "7", "--json")
+    assert len(json.loads(limited.stdout)["groups"]) <= 7
+
+
+def test_config_file_and_directory(config_file):
+    path = config_file()
+    for model in (path, path.parent):
+        assert run("plan", model, "--memory", "1GiB").exit_code == FITS
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("plna",), ["no command 'plna'", "Did you mean plan?"]),
+        (("plan",), ["give a model", "kvplan models"]),
+        (("plan", "llama-3.1-70b"), ["--memory 60GiB"]),
+        (("plan", "lama-3.1-70b", "--memory", "1GiB"), ["Did you mean llama-3.1-70b?"]),
+        (("plan", "llama-3.1-70b", "--memory", "12 parsecs"), ["--memory", "'parsecs'", "60GiB"]),
+        (("plan", "llama-3.1-70b", "--memory", "0"), ["--memory", "less than one byte"]),
+        (("plan", "llama-3.1-70b", "--memroy", "1GiB"), ["--memroy", "--memory"]),
+        ((*LLAMA, "--tp", "0"), ["--tp", "0"]),
+        ((*LLAMA, "--tp", "128"), ["128", "64"]),
+        ((*LLAMA, "--dcp", "3"), ["3"]),
+        ((*LLAMA, "--max-model-len", "many"), ["'many'", "131072"]),
+        ((*LLAMA, "--max-model-len", "0"), ["out of range"]),
+        ((*LLAMA, "--block-size", "-16"), ["--block-size", "-16"]),
+        ((*LLAMA, "--layout", "NBHC"), ["Did you mean", "BLNHC"]),
+        ((*LLAMA, "--grouping", "compat"), ["Did you mean compact?"]),
+        ((*LLAMA, "--kv-cache-dtype", "fp9"), ["fp9", "fp8"]),
+        ((*LLAMA, "--attention-backend", "FLASHINFR"), ["Did you mean FLASHINFER?"]),
+        ((*LLAMA, "--speculative-config", "mtp"), ["not JSON", "num_speculative_tokens"]),
+        ((*LLAMA, "--speculative-config", "[1]"), ["not an object"]),
+    ],
+)
+def test_bad_input(args, words):
+    result = run(*args)
+    assert result.exit_code == BAD_INPUT, result.stderr
+    assert result.stdout == ""
+    assert result.stderr.startswith("kvplan: ")
+    assert len(result.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["LlamaForCausalLm"]}, ["LlamaForCausalLm", "LlamaForCausalLM", "Qwen"]),
+        ({"architectures": ["NeverHeardOf"]}, ["'NeverHeardOf'", "known architectures"]),
+        ({"architectures": None}, ["architectures"]),
+        ({"num_attention_heads": -8}, ["num_attention_heads", "-8"]),
+        ({"num_hidden_layers": "four"}, ["num_hidden_layers"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
+    ],
+)
+def test_bad_config(config_file, changes, words):
+    result = run("plan", config_file(**changes), "--memory", "1GiB")
+    assert result.exit_code == BAD_INPUT, result.stdout
+    assert len(result.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in result.stderr
+
+
+def test_not_a_config(tmp_path):
+    path = tmp_path / "config.json"
+    for text, word in (("{", "not valid JSON"), ("[1]", "list"), ("\x00", "not valid JSON")):
+        path.write_text(text)
+        result = run("plan", path, "--memory", "1GiB")
+        assert result.exit_code == BAD_INPUT
+        assert word in result.stderr
+    with open(path, "wb") as file:
+        file.truncate(1 << 30)
+    result = run("plan", path, "--memory", "1GiB")
+    assert result.exit_code == BAD_INPUT
+    assert "1,073,741,824 bytes" in result.stderr
+
+
+def test_gguf_directory(tmp_path):
+    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
+    result = run("plan", tmp_path, "--memory", "1GiB")
+    assert result.exit_code == BAD_INPUT
+    assert "GGUF" in result.stderr
+
+
+def test_model_without_a_cache(config_file):
+    path = config_file(architectures=["MambaForCausalLM"], model_type="mamba", state_size=16)
+    result = run("plan", path, "--memory", "1GiB")
+    assert result.exit_code in (FITS, BAD_INPUT)
+    assert "internal error" not in result.stderr
+
+
+def test_executable_on_a_pipe_prints_no_colour():
+    result = execute(*LLAMA)
+    assert result.returncode == FITS, result.stderr
+    assert "\x1b" not in result.stdout
+    assert "full attention (0-79)" in result.stdout
+    assert execute("plan", "llama-3.1-70b", "--memory", "1GiB").returncode == DOES_NOT_FIT
+    assert execute("plan", "nothing").returncode == BAD_INPUT
+
+
+def test_colours_on_a_terminal_only():
+    forced = execute(*LLAMA, env={"FORCE_COLOR": "1", "TERM": "xterm"})
+    assert "\x1b[" in forced.stdout
+    quiet = execute(*LLAMA, env={"FORCE_COLOR": "1", "TERM": "xterm", "NO_COLOR": "1"})
+    assert "\x1b[3" not in quiet.stdout
+
+
+def test_reader_that_goes_away():
+    command = execute_line(*LLAMA, "--json")
+    script = f"{command} | head -c 1; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=False, **surroundings()
+    )
+    assert result.stdout == "{"
+    assert result.stderr == ""

@@ -1,0 +1,52 @@
+"""What the command line imports, and when: the time of ``kvplan --help`` is its imports."""
+
+import subprocess
+import sys
+
+import pytest
+from cli_runner import execute, surroundings
+
+HEAVY = ("torch", "vllm", "transformers", "numpy")
+
+
+def modules_after(*args: str) -> set[str]:
+    """Modules loaded in a fresh process that ran the command."""
+    script = (
+        "import sys\n"
+        "from kvplan.cli.app import app\n"
+        "try:\n"
+        f"    app.main({list(args)!r})\n"
+        "except SystemExit as e:\n"
+        "    assert not e.code, e.code\n"
+        "print('MODULES', *sys.modules)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        **surroundings(),
+    )
+    line = result.stdout.rsplit("MODULES ", 1)[1]
+    return set(line.split())
+
+
+def test_help_imports_only_click():
+    modules = modules_after("--help")
+    assert "click" in modules
+    for name in (*HEAVY, "rich", "msgspec", "kvplan.models", "kvplan.cli.plan"):
+        assert name not in modules
+
+
+@pytest.mark.parametrize("output", [(), ("--json",)])
+def test_planning_imports_nothing_heavy(output):
+    modules = modules_after("plan", "gemma-3-27b", "--memory", "60GiB", *output)
+    for name in HEAVY:
+        assert name not in modules
+    assert ("rich" in modules) == (not output)
+
+
+def test_help_and_version():
+    assert "Examples:" in execute("--help").stdout
+    assert "Examples:" in execute("plan", "--help").stdout
+    assert execute("--version").stdout.startswith("kvplan")
