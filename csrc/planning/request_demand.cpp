@@ -60,9 +60,10 @@ int64_t max_memory_usage_bytes_from_groups(const PlanningContext& ctx, const KVC
 
 int64_t estimate_max_model_len(const RequestDemand& demand, int64_t bytes_per_block,
                                int64_t available_bytes, int64_t max_model_len) {
+  if (available_bytes < 0) return 0;
+  // Compared in blocks: the bytes of a candidate length may leave the 64-bit range.
   return largest_that_fits(max_model_len, [&](int64_t length) {
-    return checked::mul(bytes_per_block, demand.total_blocks(length), "bytes of one request") <=
-           available_bytes;
+    return bytes_per_block <= 0 || demand.total_blocks(length) <= available_bytes / bytes_per_block;
   });
 }
 
