@@ -1,0 +1,122 @@
+#include <gtest/gtest.h>
+
+#include "expect_valid.h"
+#include "kvplan/kvplan.h"
+#include "model_builder.h"
+
+namespace kvplan::testing {
+namespace {
+
+TEST(Explain, NamesWorkerGroupAndBytes) {
+  ModelBuilder model;
+  model.add(2, sliding(8, 128, 1024)).add(2, full(8, 128));
+  model.worker(3 * kGiB).worker(2 * kGiB).worker(4 * kGiB);
+  PlanningConfig c = config(65536);
+  const Plan plan = checked_plan(model.request(), c);
+  const Reasons r = explain(plan);
+  EXPECT_EQ(r.limiting_worker, 1u);
+  EXPECT_EQ(r.limiting_group, 1u);
+  EXPECT_EQ(r.bytes_per_block, 131072);
+  EXPECT_EQ(r.request_blocks, 4096 + 577);
+  EXPECT_EQ(r.request_bytes, r.request_blocks * 131072);
+  EXPECT_EQ(r.request_bytes, plan.stages[0].request_bytes);
+  EXPECT_EQ(r.fixed_bytes_per_request, 577 * 131072);
+  EXPECT_DOUBLE_EQ(r.bytes_per_token, 131072.0 / 16);
+  EXPECT_EQ(r.next_token_bytes, 131072) << "65,536 tokens end with a block";
+  ASSERT_EQ(r.groups.size(), 2u);
+  EXPECT_EQ(r.groups[0].pages_fixed, 577);
+  EXPECT_FALSE(r.groups[0].tokens_per_page);
+  EXPECT_EQ(r.groups[1].pages_fixed, 0);
+  EXPECT_EQ(r.groups[1].tokens_per_page, 16);
+  c.max_model_len = 65537;
+  EXPECT_EQ(explain(checked_plan(model.request(), c)).next_token_bytes, 0);
+}
+
+TEST(Explain, PaddingIsWhatHoldsNoStates) {
+  // A narrow group, and a page that is padded.
+  ModelBuilder model;
+  model.add(3, full(8, 128)).add(2, sliding(8, 128, 1024)).add(2, mamba(60000));
+  model.worker(4 * kGiB);
+  const Reasons r = explain(checked_plan(model.request(), config(4096)));
+  for (const GroupReport& g : r.groups) {
+    EXPECT_EQ(g.padding_bytes + g.content_bytes, r.bytes_per_block);
+  }
+  EXPECT_EQ(r.groups.back().content_bytes, 2 * 60000);
+  EXPECT_EQ(r.groups.back().page_size_bytes, 2 * 65536);
+}
+
+// Case 9: the figure that vLLM prints, and what can be used of it.
+TEST(Capacity, NullBlockIsNotUsable) {
+  const KVCacheSpec spec = full(1, 64, 128);
+  ModelBuilder model;
+  model.add(1, spec).worker(8 * page_size_bytes(spec));
+  const Capacity c = capacity(checked_plan(model.request(), config(896)));
+  EXPECT_EQ(c.tokens, 1024);
+  EXPECT_NEAR(c.max_concurrency, 1.14, 0.005);
+  EXPECT_EQ(c.usable_tokens, 896);
+}
+
+// Case 13.
+TEST(Capacity, InFlightTokensOncePerEngine) {
+  ModelBuilder model;
+  model.add(7, full(2, 128, 32)).add(35, sliding(2, 128, 512, 32)).add(42, sliding(16, 128, 4, 4));
+  model.worker(535530LL * 7 * 32768);
+  PlanningConfig config = testing::config(131072);
+  config.max_in_flight_tokens = 32768;
+  const Plan plan = checked_plan(model.request(), config);
+  EXPECT_EQ(plan.num_blocks, 535530);
+  EXPECT_EQ(explain(plan).request_blocks, 58465);
+  const Capacity c = capacity(plan);
+  EXPECT_NEAR(c.max_concurrency, 9.16, 0.005);
+  EXPECT_NEAR(c.steady_concurrency, 115, 1);
+  EXPECT_EQ(c.steady_tokens, static_cast<int64_t>(c.steady_concurrency * 131072));
+}
+
+TEST(Capacity, AttentionFreeModelHasNone) {
+  ModelBuilder model;
+  model.worker(kGiB);
+  const Capacity c = capacity(checked_plan(model.request(), config(128)));
+  EXPECT_EQ(c.tokens, 0);
+  EXPECT_EQ(c.max_concurrency, 0);
+}
+
+TEST(Capacity, MaxConcurrencyCountsHostBlocksApart) {
+  Steps steps(ModelBuilder().add(2, full(8, 128)).add(2, sliding(8, 128, 64)));
+  KVCacheGroups groups = steps.groups(config(1600));
+  groups[1].host_resident = true;
+  const PlanningConfig c = config(1600);
+  EXPECT_DOUBLE_EQ(max_concurrency(steps.ctx(), c, groups, 1000, 10100), 10.0);
+  EXPECT_DOUBLE_EQ(max_concurrency(steps.ctx(), c, groups, 1000, 202), 2.0);
+  EXPECT_THROW(max_concurrency(steps.ctx(), c, groups, 1000), InconsistentSpec);
+  groups[0].host_resident = true;
+  EXPECT_THROW(max_concurrency(steps.ctx(), c, groups, 1000, 10), InvalidArgument);
+}
+
+// Case 17.
+TEST(SafeBlockIds, ElementOffsetsWrapAt65536) {
+  ModelBuilder model;
+  model.add(1, full(8, 128)).worker(8 * kGiB);
+  const SafeBlockIds ids = safe_block_ids(checked_plan(model.request(), config(4096)));
+  EXPECT_EQ(ids.elements, 65535);
+  EXPECT_EQ(ids.bytes, 32767);
+}
+
+TEST(SafeBlockIds, ByteOffsetsWrapAt2143) {
+  ModelBuilder model;
+  model.add(1, mamba(1'002'240)).worker(4 * kGiB);
+  EXPECT_EQ(safe_block_ids(checked_plan(model.request(), config(4096))).bytes, 2142);
+}
+
+TEST(WorkerMaxModelLen, IsWhatTheWorkerAloneWouldHold) {
+  ModelBuilder model;
+  model.add(2, full(8, 128)).worker(200 * 131072).worker(101 * 131072);
+  PlanningConfig c = config(1 << 20);
+  c.auto_fit = true;
+  const Plan plan = checked_plan(model.request(), c);
+  EXPECT_EQ(plan.config.max_model_len, 1600);
+  EXPECT_EQ(worker_max_model_len(plan, 0), 199 * 16);
+  EXPECT_EQ(worker_max_model_len(plan, 1), 1600);
+}
+
+}  // namespace
+}  // namespace kvplan::testing
