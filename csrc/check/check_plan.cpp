@@ -78,6 +78,8 @@ std::vector<Violation> check(const Plan& plan, size_t max_violations) {
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const StagePlan& stage = plan.stages[s];
     if (!smallest_budget[s]) continue;
+    const bool placed_elsewhere = stage.tensors.empty() && stage.num_layers > 0;
+    if (placed_elsewhere) continue;
     CheckedWorker worker = checked_worker(plan, stage);
     worker.available_bytes = smallest_budget[s];
     if (static_cast<int64_t>(worker.layers.size()) != stage.num_layers) {
