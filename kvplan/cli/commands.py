@@ -17,4 +17,8 @@ class Entry(NamedTuple):
 
 COMMANDS: dict[str, Entry] = {
     "plan": Entry("plan", "Plan a model's KV cache: does it fit, how much does it hold?"),
+    "fit": Entry("fit", "Find the longest context, or the least memory or GPUs, that fits."),
+    "explain": Entry("explain", "One request's bill, group by group, in plain words."),
+    "diff": Entry("diff", "Two plans side by side."),
+    "models": Entry("models", "List the built-in models and the known architectures."),
 }

@@ -14,6 +14,9 @@ MIN_GAIN = 0.03
 #: Steps that a server can go down to before prefill suffers much.
 SMALL_BATCH = 2048
 
+#: Bytes that hold any request.
+PLENTY = 1 << 60
+
 
 @dataclass(frozen=True)
 class Knob:
@@ -134,6 +137,6 @@ def plan_with_plenty(question: Question) -> kvplan.Plan | None:
     given = question.planner_input()
     config = given.config.replace(auto_fit=False, num_gpu_blocks_override=None)
     try:
-        return kvplan.plan(config, given.kv_cache_specs, [1 << 60] * len(given.kv_cache_specs))
+        return kvplan.plan(config, given.kv_cache_specs, [PLENTY] * len(given.kv_cache_specs))
     except (ValueError, NotImplementedError, AssertionError):
         return None

@@ -63,8 +63,18 @@ class Question:
 
     def with_batch(self, max_num_batched_tokens: int) -> Question:
         """The same question with another number of tokens per step."""
-        batches = self.planner_input().config.max_concurrent_batches
-        return self.with_config(max_in_flight_tokens=batches * max_num_batched_tokens)
+        changed = self.with_options(max_num_batched_tokens=max_num_batched_tokens)
+        if changed is None:
+            batches = self.planner_input().config.max_concurrent_batches
+            return self.with_config(max_in_flight_tokens=batches * max_num_batched_tokens)
+        return changed
+
+    def with_length(self, max_model_len: int) -> Question:
+        """The same question for requests of exactly this many tokens."""
+        changed = self.with_options(max_model_len=max_model_len)
+        if changed is None:
+            return self.with_config(max_model_len=max_model_len, auto_fit=False)
+        return changed
 
     def planner_input(self) -> PlannerInput:
         """Everything that the planner takes."""

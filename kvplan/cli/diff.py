@@ -1,0 +1,101 @@
+"""``kvplan diff``: two plans side by side."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+import kvplan
+from kvplan.cli.deployment_options import read_question
+from kvplan.cli.failures import DOES_NOT_FIT, FITS, BadInput
+from kvplan.cli.plan_json import plan_numbers
+from kvplan.cli.question import PlannerInput
+
+EPILOG = """\b
+Examples:
+  kvplan diff gemma-3-27b "--kv-cache-dtype fp8" --memory 30GiB
+  kvplan diff "llama-3.1-70b --tp 4" "llama-3.1-70b --tp 8" --memory 40GiB
+  kvplan diff recorded-before.json recorded-after.json
+
+\b
+A side is what one would give to 'kvplan plan': a model with options, in quotes; a recorded
+request; or, for B, only the options that differ from A. Options after B are for both.
+
+Exit codes: 0 both fit, 1 one does not fit, 2 the input is wrong.
+"""
+
+
+@click.command(
+    "diff",
+    epilog=EPILOG,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("sides", nargs=-1, type=click.UNPROCESSED, metavar="A B [OPTIONS FOR BOTH]")
+def command(sides: tuple[str, ...]) -> int:
+    """Compare two plans: two models, two sets of options, or two recorded requests."""
+    as_json = "--json" in sides
+    a, b, common = _split([text for text in sides if text != "--json"])
+    pair = (_answer(a + common), _answer(b + common))
+    if as_json:
+        click.echo(json.dumps([_side_dict(*side) for side in pair], indent=2))
+    else:
+        from kvplan.cli.render_diff import render_diff
+        from kvplan.cli.terminal import make_console
+
+        render_diff(make_console(), *pair)
+    for given, plan in pair:
+        if isinstance(plan, kvplan.NotEnoughMemory):
+            click.echo(f"kvplan: {given.label} does not fit: {str(plan).strip()}", err=True)
+    fits = all(isinstance(plan, kvplan.Plan) for _, plan in pair)
+    return FITS if fits else DOES_NOT_FIT
+
+
+def _split(texts: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """The arguments of A, those of B, and those of both."""
+    if len(texts) < 2:
+        raise BadInput("give two sides to compare, e.g. kvplan diff A B --memory 60GiB")
+    try:
+        a, b = shlex.split(texts[0]), shlex.split(texts[1])
+    except ValueError as error:
+        raise BadInput(f"a side is not a line of arguments: {error}") from None
+    if not a or not b:
+        raise BadInput("a side is empty; give a model or a recorded request, with options")
+    a, b = _with_request(a), _with_request(b)
+    if b[0].startswith("-") and b[0] != "--request":
+        b = a + b
+    return a, b, list(texts[2:])
+
+
+def _with_request(side: list[str]) -> list[str]:
+    """A recorded request needs no ``--request`` here."""
+    if side[0].endswith(".json"):
+        try:
+            with open(side[0], "rb") as file:
+                is_request = b'"kvplan_request"' in file.read(4096)
+        except OSError:
+            return side
+        if is_request:
+            return ["--request", *side]
+    return side
+
+
+def _answer(args: list[str]) -> tuple[PlannerInput, kvplan.Plan | kvplan.NotEnoughMemory]:
+    from kvplan.cli.plan import command as plan_command
+
+    with plan_command.make_context("plan", list(args)) as ctx:
+        question = read_question(ctx.params)
+        given = question.planner_input()
+        try:
+            return given, given.plan()
+        except kvplan.NotEnoughMemory as error:
+            return given, error
+
+
+def _side_dict(given: PlannerInput, plan: Any) -> dict[str, Any]:
+    if isinstance(plan, kvplan.NotEnoughMemory):
+        return {"model": given.label, "fits": False, "message": str(plan).strip()}
+    return {"model": given.label, "fits": True, "groups": len(plan.groups), **plan_numbers(plan)}

@@ -1,0 +1,133 @@
+"""``kvplan fit``: what to set for a wanted context and concurrency."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from kvplan.cli import fit_search
+from kvplan.cli.deployment_options import deployment_options, read_question
+from kvplan.cli.failures import DOES_NOT_FIT, FITS, BadInput
+from kvplan.cli.knobs import PLENTY
+from kvplan.cli.question import ModelQuestion, Question
+from kvplan.cli.sizes import format_enough
+
+EPILOG = """\b
+Examples:
+  kvplan fit gemma-3-27b --memory 30GiB
+  kvplan fit gemma-3-27b --memory 30GiB --concurrency 4
+  kvplan fit llama-3.1-70b --find memory --tp 4 --max-model-len 128K --concurrency 8
+  kvplan fit llama-3.1-70b --find gpus --memory 30GiB --concurrency 4
+  kvplan fit gemma-3-27b --find batch --memory 20GiB
+
+Exit codes: 0 found, 1 nothing is enough, 2 the input is wrong.
+"""
+
+TARGETS = ("context", "memory", "gpus", "batch")
+
+
+@click.command("fit", epilog=EPILOG)
+@deployment_options
+@click.option(
+    "--find",
+    type=click.Choice(TARGETS),
+    default="context",
+    show_default=True,
+    help="context: the longest; memory: the least of each GPU; gpus: the smallest --tp; batch: "
+    "the largest --max-num-batched-tokens.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1, max=10**9),
+    default=1,
+    show_default=True,
+    help="Requests of the full length that are to run at once, each with all tokens in flight.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+def command(find: str, concurrency: int, as_json: bool, **values: Any) -> int:
+    """Find what fits: the longest context, or the least memory, GPUs or batch for a context.
+
+    The context asked for is --max-model-len, or the model's own.
+    """
+    if values["max_model_len"] == "auto":
+        raise BadInput("--max-model-len auto is what --find context finds; give a number or none")
+    question = read_question(values, needs_memory=find != "memory")
+    if find == "memory":
+        question = question.with_memory((PLENTY,))
+    if find == "gpus" and not isinstance(question, ModelQuestion):
+        raise BadInput("--find gpus splits a model's caches; those of a recorded request are fixed")
+    length = question.planner_input().config.max_model_len
+    answer = {
+        "find": find,
+        "model": question.planner_input().label,
+        "concurrency": concurrency,
+        "max_model_len": length,
+        **_answer(question, find, concurrency),
+    }
+    found = answer["found"] is not None
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    elif found:
+        click.echo(_words(answer))
+    if not found:
+        click.echo(f"kvplan: {_nothing(answer)}", err=True)
+    return FITS if found else DOES_NOT_FIT
+
+
+def _answer(question: Question, find: str, concurrency: int) -> dict[str, Any]:
+    match find:
+        case "context":
+            return {"found": fit_search.longest_context(question, concurrency)}
+        case "gpus":
+            return {"found": fit_search.fewest_gpus(question, concurrency)}
+        case "batch":
+            return {"found": fit_search.largest_batch(question, concurrency)}
+    memory = fit_search.least_memory(question, concurrency)
+    stages = question.planner_input().config.pipeline_parallel_size
+    each = None if memory is None else memory[:: max(len(memory) // stages, 1)]
+    return {"found": None if memory is None else max(memory), "memory_by_stage": each}
+
+
+def _words(answer: dict[str, Any]) -> str:
+    found, length, times = answer["found"], answer["max_model_len"], answer["concurrency"]
+    requests = f"{times:,} requests" if times > 1 else "a request"
+    wanted = f"{requests} of {length:,} tokens"
+    match answer["find"]:
+        case "context":
+            whole = ", all that was asked for" if found == length else f", of {length:,} asked for"
+            at_once = f" for {times:,} requests at once" if times > 1 else ""
+            return f"--max-model-len {found}: the longest context that fits{at_once}{whole}"
+        case "gpus":
+            return f"--tp {found}: the fewest GPUs that hold {wanted}"
+        case "batch":
+            fits = "fit" if times > 1 else "fits"
+            return f"--max-num-batched-tokens {found}: the largest step with which {wanted} {fits}"
+    stages = answer["memory_by_stage"]
+    sizes = ",".join(format_enough(size) for size in stages)
+    if len(set(stages)) == 1:
+        sizes = format_enough(stages[0])
+    exact = f"{found:,} bytes on the largest stage" if len(set(stages)) > 1 else f"{found:,} bytes"
+    return f"--memory {sizes}: the least memory of each GPU that holds {wanted} ({exact})"
+
+
+def _nothing(answer: dict[str, Any]) -> str:
+    length, times = answer["max_model_len"], answer["concurrency"]
+    wanted = f"{times:,} x {length:,} tokens"
+    match answer["find"]:
+        case "context":
+            many = f" {times:,} times" if times > 1 else ""
+            return f"{answer['model']}: not even one token fits{many}; give more --memory"
+        case "gpus":
+            return (
+                f"{answer['model']}: no --tp of {', '.join(map(str, fit_search.GPU_COUNTS))} that "
+                f"the model's heads allow holds {wanted}; give more --memory or a shorter "
+                "--max-model-len"
+            )
+        case "batch":
+            return (
+                f"{answer['model']}: {wanted} do not fit even with one token in each step; give "
+                "more --memory or a shorter --max-model-len"
+            )
+    return f"{answer['model']}: cannot be planned at {length:,} tokens with any memory"

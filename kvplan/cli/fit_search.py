@@ -1,0 +1,70 @@
+"""What has to be set for a wanted context and concurrency: the searches behind ``kvplan fit``."""
+
+from __future__ import annotations
+
+import kvplan
+from kvplan.cli.knobs import plan_with_plenty
+from kvplan.cli.question import Question
+from kvplan.cli.search import largest
+
+#: Tensor parallel sizes that are tried.
+GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+#: Tokens of a step beyond which nobody goes.
+MAX_BATCH = 1 << 20
+
+
+def try_plan(question: Question) -> kvplan.Plan | None:
+    """The plan, or None where it does not fit or cannot be."""
+    try:
+        return question.planner_input().plan()
+    except (ValueError, NotImplementedError, AssertionError):
+        return None
+
+
+def requests_at_once(plan: kvplan.Plan) -> int:
+    """Requests of the full length that surely run at once: each with all tokens in flight."""
+    blocks = max((request_blocks(worker) for worker in plan.workers), default=0)
+    return plan.usable_blocks // blocks if blocks else 2**63 - 1
+
+
+def request_blocks(worker: kvplan.WorkerReport) -> int:
+    """Blocks of one request on a worker."""
+    return worker.request_bytes // worker.bytes_per_block if worker.bytes_per_block else 0
+
+
+def holds(question: Question, concurrency: int) -> bool:
+    """Whether that many requests of the full length fit."""
+    plan = try_plan(question)
+    return plan is not None and requests_at_once(plan) >= concurrency
+
+
+def longest_context(question: Question, concurrency: int) -> int | None:
+    """The longest context, up to the one asked for (or the model's), that fits so many times."""
+    limit = question.planner_input().config.max_model_len
+    return largest(1, limit, lambda n: holds(question.with_length(n), concurrency))
+
+
+def least_memory(question: Question, concurrency: int) -> list[int] | None:
+    """The least memory of each worker for so many requests of the full length."""
+    plan = plan_with_plenty(question)
+    if plan is None:
+        return None
+    blocks = max((request_blocks(worker) for worker in plan.workers), default=0)
+    return [(blocks * concurrency + 1) * worker.bytes_per_block for worker in plan.workers]
+
+
+def fewest_gpus(question: Question, concurrency: int) -> int | None:
+    """The least tensor parallel size that holds so many requests of the full length."""
+    for size in GPU_COUNTS:
+        try:
+            changed = question.with_options(tensor_parallel_size=size)
+        except ValueError:
+            continue  # e.g. not divisible by --dcp
+        if changed is not None and holds(changed, concurrency):
+            return size
+    return None
+
+
+def largest_batch(question: Question, concurrency: int) -> int | None:
+    """The most tokens of a step with which so many requests of the full length fit."""
+    return largest(1, MAX_BATCH, lambda n: holds(question.with_batch(n), concurrency))

@@ -1,0 +1,85 @@
+"""``kvplan models``: what can be planned by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from kvplan.cli.failures import FITS
+from kvplan.cli.sizes import format_size
+
+EPILOG = """\b
+Examples:
+  kvplan models
+  kvplan models --architectures
+  kvplan models --json
+"""
+
+
+@click.command("models", epilog=EPILOG)
+@click.option("--architectures", is_flag=True, help="List the architectures of a config.json.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(architectures: bool, as_json: bool) -> int:
+    """List the built-in models, or every architecture that can be planned from a config.json."""
+    from kvplan import models
+
+    if architectures:
+        names = models.known_architectures()
+        click.echo(json.dumps(names, indent=2) if as_json else "\n".join(names))
+        return FITS
+    rows = [_row(name) for name in models.builtin_models()]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return FITS
+    _print_table(rows, len(models.known_architectures()))
+    return FITS
+
+
+def _row(name: str) -> dict[str, Any]:
+    """What one GPU would hold of a request of the model's full length."""
+    from kvplan.cli.knobs import PLENTY, plan_with_plenty
+    from kvplan.cli.question import ModelQuestion
+    from kvplan.models import ModelOptions, load
+
+    question = ModelQuestion(load(name), ModelOptions(), memory=(PLENTY,))
+    given = question.planner_input()
+    plan = plan_with_plenty(question)
+    return {
+        "name": name,
+        "architecture": given.facts["architecture"],
+        "family": question.model.family,
+        "layers": sum(group.num_layers for group in plan.groups) if plan else None,
+        "groups": len(plan.groups) if plan else None,
+        "max_model_len": given.config.max_model_len,
+        "bytes_per_token": plan.bytes_per_token if plan else None,
+        "fixed_bytes_per_request": plan.fixed_bytes_per_request if plan else None,
+    }
+
+
+def _print_table(rows: list[dict[str, Any]], architectures: int) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from kvplan.cli.terminal import make_console
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column("model", no_wrap=True)
+    table.add_column("architecture", no_wrap=True)
+    for name in ("caches", "groups", "context", "per token", "fixed"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["name"],
+            row["architecture"],
+            *(f"{row[key]:,}" for key in ("layers", "groups", "max_model_len")),
+            format_size(row["bytes_per_token"]),
+            format_size(row["fixed_bytes_per_request"]),
+        )
+    console = make_console()
+    console.print(table)
+    console.print(
+        "Bytes of one request on one GPU, with vLLM's defaults. Any config.json of "
+        f"{architectures} architectures can be planned, too: 'kvplan models --architectures'."
+    )

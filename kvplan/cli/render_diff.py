@@ -1,0 +1,88 @@
+"""Two plans in two columns, with the change in a third."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import kvplan
+from kvplan.cli.question import PlannerInput
+from kvplan.cli.sizes import format_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Side = tuple[PlannerInput, "kvplan.Plan | kvplan.NotEnoughMemory"]
+
+
+class Row(NamedTuple):
+    """One line of the comparison."""
+
+    name: str
+    value: Callable[[PlannerInput, kvplan.Plan], Any]
+    write: Callable[[Any], str]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+
+
+ROWS = (
+    Row("groups", lambda given, plan: len(plan.groups), _number),
+    Row("layers", lambda given, plan: sum(g.num_layers for g in plan.groups), _number),
+    Row("block", lambda given, plan: plan.bytes_per_block, format_size),
+    Row("blocks", lambda given, plan: plan.num_blocks, _number),
+    Row("context", lambda given, plan: plan.max_model_len, _number),
+    Row("tokens (vLLM)", lambda given, plan: plan.capacity_tokens, _number),
+    Row("tokens (usable)", lambda given, plan: plan.usable_capacity_tokens, _number),
+    Row("tokens (steady)", lambda given, plan: plan.steady_capacity_tokens, _number),
+    Row("requests (vLLM)", lambda given, plan: plan.max_concurrency, _number),
+    Row("requests (steady)", lambda given, plan: plan.steady_concurrency, _number),
+    Row("one request", lambda given, plan: plan.request_bytes, format_size),
+    Row("fixed", lambda given, plan: plan.fixed_bytes_per_request, format_size),
+    Row("per token", lambda given, plan: plan.bytes_per_token, format_size),
+    Row("in flight", lambda given, plan: plan.config.max_in_flight_tokens, _number),
+    Row("layout", lambda given, plan: plan.config.kv_cache_layout, str),
+    Row("TP", lambda given, plan: plan.config.tensor_parallel_size, _number),
+    Row("PP", lambda given, plan: plan.config.pipeline_parallel_size, _number),
+    Row("memory", lambda given, plan: min(given.available_memory), format_size),
+    Row("KV cache dtype", lambda given, plan: given.facts.get("KV cache dtype", "-"), str),
+    Row("backends", lambda given, plan: given.facts.get("attention backends", "-"), str),
+)
+
+
+def render_diff(console: Console, a: Side, b: Side) -> None:
+    """Print the two plans; what is equal is dimmed."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for label in (a[0].label, b[0].label):
+        table.add_column(escape(label), justify="right")
+    table.add_column("change", justify="right", no_wrap=True)
+    for row in ROWS:
+        values = [_value(row, side) for side in (a, b)]
+        texts = ["does not fit" if value is None else row.write(value) for value in values]
+        table.add_row(
+            row.name,
+            *map(escape, texts),
+            change(*values),
+            style="dim" if texts[0] == texts[1] else "",
+        )
+    console.print(table)
+
+
+def _value(row: Row, side: Side) -> Any:
+    given, plan = side
+    return row.value(given, plan) if isinstance(plan, kvplan.Plan) and plan.groups else None
+
+
+def change(a: Any, b: Any) -> str:
+    """How much more the second is than the first."""
+    if isinstance(a, str) or isinstance(b, str):
+        return "" if a == b else "differs"
+    if a is None or b is None or a == b:
+        return ""
+    return f"{b / a - 1:+.1%}" if a else "new"

@@ -1,0 +1,65 @@
+"""``kvplan diff``: two plans side by side."""
+
+import json
+
+import pytest
+from cli_runner import run
+
+from kvplan.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
+
+
+def plan(*args):
+    return json.loads(run("plan", *args, "--json").stdout)
+
+
+def test_same_model_with_another_option():
+    result = run("diff", "gemma-3-27b", "--kv-cache-dtype fp8", "--memory", "30GiB", "--json")
+    assert result.exit_code == FITS, result.stderr
+    a, b = json.loads(result.stdout)
+    assert a["max_concurrency"] == plan("gemma-3-27b", "--memory", "30GiB")["max_concurrency"]
+    fp8 = plan("gemma-3-27b", "--memory", "30GiB", "--kv-cache-dtype", "fp8")
+    assert b["max_concurrency"] == fp8["max_concurrency"] == 2 * a["max_concurrency"]
+
+
+def test_two_models_as_a_table():
+    result = run("diff", "llama-3.1-70b --tp 4", "gpt-oss-120b", "--memory", "40GiB")
+    assert result.exit_code == FITS
+    lines = {line.split("  ")[0].strip(): line for line in result.stdout.splitlines()}
+    assert "80" in lines["layers"]
+    assert "-55.0%" in lines["layers"]
+    assert "llama-3.1-70b" in result.stdout
+
+
+def test_recorded_requests(tmp_path):
+    paths = [tmp_path / "before.json", tmp_path / "after.json"]
+    for path, memory in zip(paths, ("30GiB", "60GiB"), strict=True):
+        run("plan", "gemma-3-27b", "--memory", memory, "--write-request", path)
+    result = run("diff", *paths, "--json")
+    a, b = json.loads(result.stdout)
+    assert b["num_blocks"] == 2 * a["num_blocks"]
+
+
+def test_one_side_does_not_fit():
+    result = run("diff", "gemma-3-27b --memory 3GiB", "gemma-3-27b --memory 30GiB")
+    assert result.exit_code == DOES_NOT_FIT
+    assert "does not fit" in result.stdout
+    assert "does not fit" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [
+        ((), "two sides"),
+        (("gemma-3-27b",), "two sides"),
+        (("gemma-3-27b", ""), "empty"),
+        (("gemma-3-27b", "'"), "line of arguments"),
+        (("gemma-3-27b", "gema", "--memory", "1GiB"), "gema"),
+        (("gemma-3-27b", "--nonsense 1", "--memory", "1GiB"), "--nonsense"),
+        (("gemma-3-27b", "llama-3.1-70b"), "--memory"),
+    ],
+)
+def test_bad_input(args, word):
+    result = run("diff", *args)
+    assert result.exit_code == BAD_INPUT
+    assert word in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

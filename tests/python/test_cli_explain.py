@@ -1,0 +1,77 @@
+"""``kvplan explain``: the bill adds up, and says why."""
+
+import json
+
+import pytest
+from cli_runner import run
+
+from kvplan import models
+from kvplan.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
+from kvplan.cli.layer_ranges import layer_ranges
+
+
+@pytest.mark.parametrize("name", models.builtin_models())
+def test_the_bill_adds_up(name):
+    result = run("explain", name, "--json")
+    assert result.exit_code == FITS, result.stderr
+    bill = json.loads(result.stdout)
+    assert sum(group["bytes"] for group in bill["groups"]) == bill["request_bytes"]
+    assert bill["num_blocks"] is None
+    lengths = [row["request_bytes"] for row in bill["by_length"]]
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == bill["request_bytes"]
+
+
+def test_words():
+    result = run("explain", "gemma-3-27b", "--memory", "30GiB")
+    assert result.exit_code == FITS
+    text = " ".join(result.stdout.split())
+    assert "Groups 0-3, each with 9 layers of sliding window of 1,024: 1,089 blocks" in text
+    assert "It keeps 1,023 tokens of the window and the 16,384 tokens in flight" in text
+    assert "Group 6 with 10 layers (5-59 by 6) of full attention: 8,192 blocks" in text
+    assert "One more block every 16 tokens." in text
+    assert "7.98 GiB whatever the length and 80 KiB for each token" in text
+    assert "1.67 such requests at once" in text
+
+
+def test_short_request_keeps_everything():
+    result = run("explain", "gemma-3-27b", "--max-model-len", "8K")
+    assert "shorter than its window" in " ".join(result.stdout.split())
+
+
+def test_states_do_not_grow():
+    result = run("explain", "jamba-1.5-large")
+    assert "A state has the same size at any length." in " ".join(result.stdout.split())
+
+
+def test_does_not_fit():
+    result = run("explain", "gemma-3-27b", "--memory", "3GiB")
+    assert result.exit_code == DOES_NOT_FIT
+    assert "does not fit" in result.stdout
+
+
+def test_auto_needs_memory():
+    assert run("explain", "gemma-3-27b", "--max-model-len", "auto").exit_code == BAD_INPUT
+    result = run("explain", "gemma-3-27b", "--memory", "3GiB", "--max-model-len", "auto")
+    assert result.exit_code == FITS
+    assert "One request of 5,600 tokens" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([0, 1, 2, 3], "0-3"),
+        ([5, 11, 17, 23], "5-23 by 6"),
+        ([7], "7"),
+        ([0, 1], "0-1"),
+        ([0, 4], "0, 4"),
+        ([0, 1, 2, 9, 12, 15, 40], "0-2, 9-15 by 3, 40"),
+        ([0, 2, 3, 7, 8, 20, 29, 100], "0, 2-3, 7-8, ..."),
+    ],
+)
+def test_layer_ranges(numbers, text):
+    assert layer_ranges(f"model.layers.{n}.self_attn" for n in numbers) == text
+
+
+def test_layers_without_numbers():
+    assert layer_ranges(["mtp.block"]) == ""
