@@ -62,6 +62,7 @@ void bind_frontier(py::module_& m) {
                     "Whether every point is proven to be the best for its number of groups.");
 
   m.attr("DEFAULT_MAX_GROUPS") = kDefaultMaxGroups;
+  m.attr("GROUP_PRICE") = kGroupPrice;
   m.def("frontier", &compute_frontier, py::arg("config"), py::arg("kv_cache_specs"));
 }
 

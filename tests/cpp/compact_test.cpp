@@ -242,6 +242,23 @@ TEST(Compact, NeverWorseThanVllmAtItsNumberOfGroups) {
   }
 }
 
+TEST(Compact, ByDefaultAGroupMustBeWorthItsPrice) {
+  Model model;  // Gemma-3-27B: 7 groups by vLLM; 13 save 4 %, 31 save 6 %
+  model.add(10, full(16, 128)).add(52, sliding(16, 128, 1024));
+  PlanningConfig config = compact_config(131072);
+  config.max_in_flight_tokens = 16384;
+  const Frontier f = frontier(model.request(), config);
+  EXPECT_EQ(f.vllm->num_groups, 7);
+  EXPECT_EQ(f.points[f.chosen].num_groups, 13);
+  config.max_groups = 32;
+  const Frontier more = frontier(model.request(), config);
+  EXPECT_EQ(more.points[more.chosen].num_groups, 31);
+  Model odd;  // where vLLM takes many groups, they stay: fewer would take more bytes
+  one_odd_layer(odd, true);
+  const Frontier g = frontier(odd.request(), compact_config(262144));
+  EXPECT_EQ(g.points[g.chosen].num_groups, 46);
+}
+
 TEST(Compact, TooFewGroupsIsAnErrorThatNamesTheKnob) {
   Model model;
   mimo(model);

@@ -15,6 +15,10 @@ namespace kvplan {
 /// Groups that a plan may have where `max_groups` is not given; never fewer than vLLM's own count.
 inline constexpr int64_t kDefaultMaxGroups = 32;
 
+/// What a group must then save, in parts of a request's bytes: a scheduling step takes longer with
+/// every group (benchmarks/compact.py), so a hair's breadth of memory is not worth ten of them.
+inline constexpr double kGroupPrice = 0.005;
+
 /// One way to group the model's layers.
 struct GroupingPoint {
   int64_t num_groups = 0;
@@ -43,8 +47,10 @@ struct Frontier {
 KVPLAN_API Frontier frontier(const PlanRequest& request, const PlanningConfig& config);
 
 /// The grouping of fewest bytes with at most `config.max_groups` groups that vLLM can run; vLLM's
-/// own is one of the candidates. `layers` are the model's, `layer_lists` say which of them lie
-/// together on a pipeline stage. Throws `InvalidArgument` where no grouping has so few groups.
+/// own is one of the candidates. Without `max_groups`, more groups than needed must be worth their
+/// price, and no point with more bytes than vLLM's own is taken. `layers` are the model's,
+/// `layer_lists` say which of them lie together on a pipeline stage. Throws `InvalidArgument` where
+/// no grouping has so few groups.
 KVPLAN_API KVCacheGroups get_compact_kv_cache_groups(const PlanningContext& ctx,
                                                      const PlanningConfig& config,
                                                      LayerSpecs& layers,

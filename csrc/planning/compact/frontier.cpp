@@ -132,11 +132,26 @@ class Model {
     }
   }
 
-  /// The first of `points()` to try: fewest bytes with at most `limit` groups.
-  std::vector<GroupingPoint> candidates(int64_t limit) const {
+  /// `points()` that the configuration allows, best first.
+  std::vector<GroupingPoint> candidates() const {
     std::vector<GroupingPoint> points = this->points();
+    const int64_t limit = max_groups();
     std::erase_if(points, [&](const GroupingPoint& p) { return p.num_groups > limit; });
-    std::reverse(points.begin(), points.end());
+    if (config_.max_groups) {
+      std::reverse(points.begin(), points.end());
+      return points;
+    }
+    if (vllm_) {
+      std::erase_if(points,
+                    [&](const GroupingPoint& p) { return p.request_bytes > vllm_->request_bytes; });
+    }
+    const auto priced = [](const GroupingPoint& p) {
+      return static_cast<double>(p.request_bytes) *
+             (1 + kGroupPrice * static_cast<double>(p.num_groups));
+    };
+    std::stable_sort(
+        points.begin(), points.end(),
+        [&](const GroupingPoint& a, const GroupingPoint& b) { return priced(a) < priced(b); });
     return points;
   }
 
@@ -315,7 +330,7 @@ class Model {
 
 /// The first candidate that vLLM can run, if any.
 std::optional<std::pair<GroupingPoint, KVCacheGroups>> choose(const Model& model) {
-  for (const GroupingPoint& p : model.candidates(model.max_groups())) {
+  for (const GroupingPoint& p : model.candidates()) {
     KVCacheGroups groups = model.groups(p);
     if (p.is_vllm || model.runnable(groups)) return std::pair{p, std::move(groups)};
   }

@@ -1,0 +1,94 @@
+"""Generates with a tiny model under several groupings, in one process: generate.py MODEL GROUPS...
+
+GROUPS is "vllm" or the most groups that compact grouping may make. Prints one JSON line: for every
+grouping and prefix caching off and on, the groups' layers and the greedy tokens.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+from compact_groups import use_compact, use_vllm
+from tiny_models import MODELS
+from vllm import LLM, SamplingParams
+from vllm.model_executor.model_loader import dummy_loader
+
+# Weights so large that every token of the context moves the logits.
+dummy_loader.initialize_single_dummy_weight = partial(
+    dummy_loader.initialize_single_dummy_weight, low=-0.25, high=0.25
+)
+
+
+def prompts() -> list[list[int]]:
+    """Prompts longer than the window, two of them with a long beginning in common."""
+    shared = [(7 * i) % 1000 + 3 for i in range(300)]
+    return [
+        shared + [11, 12, 13],
+        shared + [400 + i % 50 for i in range(90)],
+        [(13 * i) % 900 + 5 for i in range(170)],
+        [9, 8, 7],
+    ]
+
+
+def run(model_dir: str, prefix_caching: bool) -> dict[str, Any]:
+    llm = LLM(
+        model=model_dir,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        dtype="bfloat16",
+        seed=0,
+        max_model_len=1024,
+        max_num_batched_tokens=128,  # chunked prefill
+        max_num_seqs=4,
+        enable_prefix_caching=prefix_caching,
+    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False)
+    batch = [{"prompt_token_ids": p} for p in prompts()]
+    tokens = []
+    for _ in range(2):  # the second time from the prefix cache
+        tokens.append(
+            [list(o.outputs[0].token_ids) for o in llm.generate(batch, sampling, use_tqdm=False)]
+        )
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    stats = scheduler.kv_cache_manager.prefix_cache_stats
+    result = {
+        "groups": [len(g.layer_names) for g in groups],
+        "block_sizes": [g.kv_cache_spec.block_size for g in groups],
+        "num_blocks": scheduler.kv_cache_config.num_blocks,
+        "tokens": tokens,
+        "hits": getattr(stats, "hits", None),
+    }
+    llm.llm_engine.engine_core.shutdown()
+    return result
+
+
+def main() -> None:
+    name, *groupings = sys.argv[1:]
+    results = {}
+    with tempfile.TemporaryDirectory() as model_dir:
+        Path(model_dir, "config.json").write_text(json.dumps(MODELS[name]))
+        for grouping in groupings:
+            if grouping == "vllm":
+                use_vllm()
+            else:
+                use_compact(int(grouping))
+            for prefix_caching in (False, True):
+                results[f"{grouping} {prefix_caching}"] = run(model_dir, prefix_caching)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
