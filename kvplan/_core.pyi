@@ -1292,6 +1292,7 @@ def warn_if_unannotated_eagle_mamba(
 ) -> None: ...
 
 DEFAULT_MAX_GROUPS: int = 32
+GROUP_PRICE: float
 MAX_BLOCK_HASH_BYTES: int = 32
 __version__: str = "0.1.0"
 

@@ -12,7 +12,18 @@ from kvplan import _core
 from kvplan._core import DEFAULT_MAX_GROUPS, Frontier, GroupingPoint
 from kvplan.specs import KVCacheSpec
 
-__all__ = ["DEFAULT_MAX_GROUPS", "Frontier", "GroupingPoint", "frontier", "to_dict"]
+__all__ = [
+    "DEFAULT_MAX_GROUPS",
+    "STEP_SECONDS_PER_GROUP",
+    "Frontier",
+    "GroupingPoint",
+    "frontier",
+    "to_dict",
+]
+
+#: CPU seconds that a group adds to a decoding step of 16 requests, an estimate: measured by
+#: benchmarks/compact.py in vLLM 0.32's CPU engine. docs/compact.md says with what.
+STEP_SECONDS_PER_GROUP = 150e-6
 
 _POINT_FIELDS = (
     "num_groups",

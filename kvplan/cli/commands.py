@@ -19,6 +19,7 @@ COMMANDS: dict[str, Entry] = {
     "plan": Entry("plan", "Plan a model's KV cache: does it fit, how much does it hold?"),
     "fit": Entry("fit", "Find the longest context, or the least memory or GPUs, that fits."),
     "explain": Entry("explain", "One request's bill, group by group, in plain words."),
+    "frontier": Entry("frontier", "Groups against tokens: vLLM's grouping and the better ones."),
     "diff": Entry("diff", "Two plans side by side."),
     "models": Entry("models", "List the built-in models and the known architectures."),
 }

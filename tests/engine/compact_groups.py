@@ -22,7 +22,7 @@ def kvplan_spec(spec: Any) -> kvplan.specs.KVCacheSpec:
 
 
 def vllm_group(group: Any, original: dict[str, Any]) -> KVCacheGroupSpec:
-    """VLLM's group, each layer with its own spec but for the block and the padded page."""
+    """The group of vLLM, each layer with its own spec but for the block and the padded page."""
 
     def changed(name: str, spec: Any) -> Any:
         return replace(

@@ -57,19 +57,17 @@ def run(model_dir: str, prefix_caching: bool) -> dict[str, Any]:
     sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False)
     batch = [{"prompt_token_ids": p} for p in prompts()]
     tokens = []
+    cached = []
     for _ in range(2):  # the second time from the prefix cache
-        tokens.append(
-            [list(o.outputs[0].token_ids) for o in llm.generate(batch, sampling, use_tqdm=False)]
-        )
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    groups = scheduler.kv_cache_config.kv_cache_groups
-    stats = scheduler.kv_cache_manager.prefix_cache_stats
+        outputs = llm.generate(batch, sampling, use_tqdm=False)
+        tokens.append([list(o.outputs[0].token_ids) for o in outputs])
+        cached.append(sum(o.num_cached_tokens or 0 for o in outputs))
+    groups = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_groups
     result = {
         "groups": [len(g.layer_names) for g in groups],
         "block_sizes": [g.kv_cache_spec.block_size for g in groups],
-        "num_blocks": scheduler.kv_cache_config.num_blocks,
+        "cached_tokens": cached,
         "tokens": tokens,
-        "hits": getattr(stats, "hits", None),
     }
     llm.llm_engine.engine_core.shutdown()
     return result

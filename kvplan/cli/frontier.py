@@ -1,0 +1,73 @@
+"""``kvplan frontier``: groups against tokens, with vLLM's point and the lower bound."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+import kvplan
+from kvplan.cli.deployment_options import deployment_options, read_question
+from kvplan.cli.failures import FITS
+from kvplan.cli.knobs import PLENTY
+from kvplan.cli.question import PlannerInput
+
+EPILOG = """\b
+Examples:
+  kvplan frontier gemma-3-27b
+  kvplan frontier deepseek-v4-flash --tp 4 --memory 40GiB --max-groups 32
+  kvplan frontier --request recorded.json --json
+  kvplan frontier gemma-3-27b --plot curve.svg
+"""
+
+
+@click.command("frontier", epilog=EPILOG)
+@deployment_options
+@click.option("--json", "as_json", is_flag=True, help="Print the curve as JSON.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw the curve into this file: .svg, or .png with matplotlib installed.",
+)
+def command(as_json: bool, plot: Path | None, **values: Any) -> int:
+    """Show the groupings of MODEL that no other beats: fewer groups or more tokens.
+
+    Every group costs time in each scheduling step; every byte of padding costs tokens. Of each
+    number of groups worth having, the curve shows the bytes of one request and the tokens in the
+    same memory, against vLLM's own grouping.
+    """
+    question = read_question(values, needs_memory=False)
+    has_memory = bool(values["memory"]) or values["request_file"] is not None
+    if not has_memory:
+        question = question.with_memory((PLENTY,))
+    given = question.planner_input()
+    memory = min(given.available_memory) if has_memory else None
+    config = given.config.replace(grouping="compact")
+    curve = kvplan.frontier(config, given.kv_cache_specs)
+    if plot is not None:
+        from kvplan.cli.frontier_plot import draw
+
+        draw(plot, given.label, curve)
+        click.echo(f"wrote {plot}", err=True)
+    if as_json:
+        click.echo(json.dumps(_as_dict(given, curve, memory), indent=2))
+    else:
+        from kvplan.cli.render_frontier import render_frontier
+        from kvplan.cli.terminal import make_console
+
+        render_frontier(make_console(), given.label, curve, memory)
+    return FITS
+
+
+def _as_dict(given: PlannerInput, curve: kvplan.Frontier, memory: int | None) -> dict[str, Any]:
+    from kvplan.cli.render_frontier import tokens_in_memory
+    from kvplan.frontier import STEP_SECONDS_PER_GROUP, to_dict
+
+    answer = {"model": given.label, "facts": given.facts} | to_dict(curve)
+    for point, described in zip(curve.points, answer["points"], strict=True):
+        described["estimated_step_seconds"] = point.num_groups * STEP_SECONDS_PER_GROUP
+        if memory is not None:
+            described["capacity_tokens"] = tokens_in_memory(curve, point, memory)
+    return answer

@@ -1,0 +1,111 @@
+"""Draws the curve of groups against bytes: an SVG of its own making, or a PNG with matplotlib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
+
+from kvplan.cli.failures import BadInput
+
+if TYPE_CHECKING:
+    from kvplan import Frontier, GroupingPoint
+
+WIDTH, HEIGHT = 720, 420
+LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 50
+GIB = 1 << 30
+
+
+def draw(path: Path, title: str, curve: Frontier) -> None:
+    """Write the curve into `path`, whose suffix says how. Raises `BadInput` for another suffix."""
+    if path.suffix == ".svg":
+        path.write_text(svg(title, curve), encoding="utf-8")
+    elif path.suffix == ".png":
+        _png(path, title, curve)
+    else:
+        raise BadInput(
+            f"--plot draws .svg and .png files, not {path.suffix or 'one without suffix'}"
+        )
+
+
+def svg(title: str, curve: Frontier) -> str:
+    """The curve as an SVG document."""
+    most_groups = max(p.num_groups for p in _all_points(curve))
+    sizes = [p.request_bytes / GIB for p in _all_points(curve)]
+    bound = curve.lower_bound_bytes / GIB
+    # The curve starts steeply; what lies far above the other points would flatten them.
+    top = min(max(sizes), 4 * min(sizes)) * 1.05
+
+    def x(groups: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * groups / (most_groups * 1.05)
+
+    def y(gib: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * min(gib, top) / top
+
+    def text(px: float, py: float, words: str, anchor: str = "middle") -> str:
+        return f'<text x="{px:.1f}" y="{py:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        text(WIDTH / 2, 20, f"{title}: one request of {curve.reference_model_len:,} tokens"),
+        text(WIDTH / 2, HEIGHT - 12, "groups"),
+        text(LEFT - 8, TOP - 8, "GiB", "end"),
+        f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" stroke="black" fill="none"/>',
+    ]
+    for i in range(5):
+        gib = top * i / 4
+        parts.append(text(LEFT - 8, y(gib) + 4, f"{gib:.3g}", "end"))
+        groups = round(most_groups * i / 4)
+        parts.append(text(x(groups), HEIGHT - BOTTOM + 16, str(groups)))
+    parts.append(
+        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(bound):.1f}" y2="{y(bound):.1f}" '
+        'stroke="grey" stroke-dasharray="4 4"/>'
+    )
+    parts.append(text(WIDTH - RIGHT, y(bound) + 14, "no padding", "end"))
+    # A step for each point: with a few groups more, nothing changes until the next.
+    steps = ""
+    for p in curve.points:
+        px, py = x(p.num_groups), y(p.request_bytes / GIB)
+        steps += f"H{px:.1f}V{py:.1f}" if steps else f"M{px:.1f} {py:.1f}"
+    parts.append(f'<path d="{steps}H{WIDTH - RIGHT}" stroke="steelblue" fill="none"/>')
+    for p in curve.points:
+        parts.append(
+            f'<circle cx="{x(p.num_groups):.1f}" cy="{y(p.request_bytes / GIB):.1f}" r="3.5" '
+            'fill="steelblue"/>'
+        )
+    if curve.vllm is not None:
+        px, py = x(curve.vllm.num_groups), y(curve.vllm.request_bytes / GIB)
+        parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" fill="darkorange"/>')
+        parts.append(text(px + 8, py - 8, "vLLM", "start"))
+    chosen = curve.chosen
+    px, py = x(chosen.num_groups), y(chosen.request_bytes / GIB)
+    parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="7" stroke="steelblue" fill="none"/>')
+    parts.append("</svg>")
+    return "\n".join(parts) + "\n"
+
+
+def _all_points(curve: Frontier) -> list[GroupingPoint]:
+    return [*curve.points, *([curve.vllm] if curve.vllm is not None else [])]
+
+
+def _png(path: Path, title: str, curve: Frontier) -> None:
+    try:
+        from matplotlib.figure import Figure  # type: ignore[import-not-found]
+    except ImportError:
+        raise BadInput("--plot needs matplotlib for .png files; .svg needs nothing") from None
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    groups = [p.num_groups for p in curve.points]
+    axes.step(groups, [p.request_bytes / GIB for p in curve.points], where="post", marker="o")
+    axes.axhline(curve.lower_bound_bytes / GIB, color="grey", linestyle="--", label="no padding")
+    if curve.vllm is not None:
+        size = curve.vllm.request_bytes / GIB
+        axes.plot(curve.vllm.num_groups, size, "o", color="darkorange", label="vLLM")
+    axes.set_xlabel("groups")
+    axes.set_ylabel("GiB of one request")
+    axes.set_title(f"{title}: one request of {curve.reference_model_len:,} tokens")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.savefig(path)

@@ -1,0 +1,58 @@
+"""vLLM 0.32.0's CPU engine makes the same tokens with its own grouping and with kvplan's.
+
+Each model runs in a process of its own (generate.py), under every grouping, with chunked prefill
+and with prefix caching off and on.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm")
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+# Model, the most groups for kvplan, and the layers of its groups under vLLM and under kvplan.
+CASES = [
+    ("gemma3_style", 4, [2, 2, 2, 2, 1, 2], [3, 3, 3, 2]),
+    ("odd_layer", 3, [1] * 11, [5, 5, 1]),
+    ("mamba_hybrid", 64, [3, 2, 2, 3], [1] * 10),
+]
+
+
+def generate(model, max_groups):
+    path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+    done = subprocess.run(
+        [sys.executable, HERE / "generate.py", model, "vllm", str(max_groups)],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize(("model", "max_groups", "vllm", "compact"), CASES)
+def test_same_tokens(model, max_groups, vllm, compact):
+    results = generate(model, max_groups)
+    reference = results["vllm False"]
+    for name, run in results.items():
+        expected = vllm if name.startswith("vllm") else compact
+        assert sorted(run["groups"]) == sorted(expected), name
+        assert run["tokens"] == reference["tokens"], name
+        assert run["tokens"][0] == run["tokens"][1], name
+        first, second = run["cached_tokens"]
+        if name.endswith("True"):
+            assert second > first, f"{name}: the second batch should hit the prefix cache"
+        else:
+            assert (first, second) == (0, 0), name
+    # Had the context no say, this would hold for any grouping.
+    prompts_with_one_tail = reference["tokens"][0]
+    assert len({tuple(t) for t in prompts_with_one_tail}) == len(prompts_with_one_tail)

@@ -1,0 +1,65 @@
+"""``kvplan frontier``: the curve as a table, as JSON and as a drawing."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+from cli_runner import run
+
+from kvplan.cli.failures import BAD_INPUT, FITS
+
+
+def curve(*args):
+    result = run("frontier", *args, "--json")
+    assert result.exit_code == FITS, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_the_curve_of_a_model():
+    found = curve("gemma-3-27b")
+    points = [(p["num_groups"], p["max_layers_per_group"]) for p in found["points"]]
+    assert (7, 10) in points
+    assert (13, 5) in points
+    assert found["vllm"]["num_groups"] == 7
+    assert found["chosen"]["num_groups"] == 13
+    assert found["exact"]
+    assert "capacity_tokens" not in found["points"][0]
+
+
+def test_max_groups_moves_the_choice():
+    assert curve("gemma-3-27b", "--max-groups", "32")["chosen"]["num_groups"] == 31
+    assert curve("gemma-3-27b", "--max-groups", "12")["chosen"]["num_groups"] == 7
+
+
+def test_memory_adds_the_tokens_of_the_plan():
+    args = ("gemma-3-27b", "--memory", "40GiB")
+    plan = json.loads(run("plan", *args, "--json").stdout)
+    points = {p["num_groups"]: p for p in curve(*args)["points"]}
+    assert points[7]["capacity_tokens"] == plan["capacity_tokens"]
+
+
+def test_the_table_marks_both_points():
+    lines = run("frontier", "gemma-3-27b").stdout.splitlines()
+    (vllm,) = [line for line in lines if line.rstrip().endswith(" vLLM")]
+    (chosen,) = [line for line in lines if line.rstrip().endswith("grouping=compact")]
+    assert vllm.split()[:2] == ["7", "10"]
+    assert chosen.split()[:2] == ["13", "5"]
+
+
+def test_svg(tmp_path):
+    path = tmp_path / "curve.svg"
+    result = run("frontier", "gemma-3-27b", "--plot", path)
+    assert result.exit_code == FITS, result.stderr
+    root = ElementTree.parse(path).getroot()
+    circles = root.findall("{http://www.w3.org/2000/svg}circle")
+    assert len(circles) == len(curve("gemma-3-27b")["points"]) + 2
+    words = " ".join(t.text for t in root.iter("{http://www.w3.org/2000/svg}text"))
+    assert "vLLM" in words
+    assert "no padding" in words
+
+
+@pytest.mark.parametrize("name", ["curve.pdf", "curve"])
+def test_other_drawings_are_refused(tmp_path, name):
+    result = run("frontier", "gemma-3-27b", "--plot", tmp_path / name)
+    assert result.exit_code == BAD_INPUT
+    assert ".svg and .png" in result.stderr
