@@ -20,6 +20,7 @@ __all__: list[str] = [
     "EncoderOnlyAttentionSpec",
     "Frontier",
     "FullAttentionSpec",
+    "GROUP_PRICE",
     "GroupReport",
     "GroupingPoint",
     "HiSparseHotSpec",
@@ -1292,7 +1293,7 @@ def warn_if_unannotated_eagle_mamba(
 ) -> None: ...
 
 DEFAULT_MAX_GROUPS: int = 32
-GROUP_PRICE: float
+GROUP_PRICE: float = 0.005
 MAX_BLOCK_HASH_BYTES: int = 32
 __version__: str = "0.1.0"
 
