@@ -21,5 +21,6 @@ COMMANDS: dict[str, Entry] = {
     "explain": Entry("explain", "One request's bill, group by group, in plain words."),
     "frontier": Entry("frontier", "Groups against tokens: vLLM's grouping and the better ones."),
     "diff": Entry("diff", "Two plans side by side."),
+    "sweep": Entry("sweep", "Plan a whole grid of what-ifs into a CSV or JSON file."),
     "models": Entry("models", "List the built-in models and the known architectures."),
 }

@@ -13,7 +13,7 @@ from kvplan.cli.suggestions import did_you_mean
 from kvplan.cli.token_counts import parse_token_count
 
 
-class _Parsed(click.ParamType):
+class Parsed(click.ParamType):
     """A value that a function parses; its ValueError is the message."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
@@ -87,10 +87,10 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-SIZE = _Parsed("size", parse_size)
-SIZES = _Parsed("size[,size...]", _sizes)
-TOKENS = _Parsed("tokens", parse_token_count)
-LENGTH = _Parsed("tokens|auto", _length)
-JSON_OBJECT = _Parsed("json", _json_object)
-COUNTS = _Parsed("n[,n...]", _counts)
+SIZE = Parsed("size", parse_size)
+SIZES = Parsed("size[,size...]", _sizes)
+TOKENS = Parsed("tokens", parse_token_count)
+LENGTH = Parsed("tokens|auto", _length)
+JSON_OBJECT = Parsed("json", _json_object)
+COUNTS = Parsed("n[,n...]", _counts)
 POSITIVE = click.IntRange(min=1, max=2**31 - 1)

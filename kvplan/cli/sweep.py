@@ -1,0 +1,133 @@
+"""``kvplan sweep``: a whole grid of plans into a file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvplan.cli import value_lists
+from kvplan.cli.deployment_options import GROUPINGS
+from kvplan.cli.failures import FITS, INTERRUPTED, BadInput
+from kvplan.cli.param_types import Parsed
+from kvplan.cli.suggestions import did_you_mean
+
+EPILOG = """\b
+Examples:
+  kvplan sweep gemma-3-27b --memory 10GiB:80GiB:1GiB --tp 1,2,4 -o gemma.csv
+  kvplan sweep llama-3.1-70b gpt-oss-120b --memory 40GiB --kv-cache-dtype auto,fp8
+  kvplan sweep gemma-3-27b --memory 40GiB --max-model-len 8K:128K:8K --grouping vllm,compact
+
+\b
+Every option takes a list, and numbers take ranges START:STOP:STEP with both ends included. Each
+combination is one row; what does not fit is a row, too, with the reason.
+
+Exit codes: 0 all rows are written, 2 the input is wrong, 130 interrupted (rows so far are kept).
+"""
+
+SIZES = Parsed("sizes", value_lists.parse_sizes)
+LENGTHS = Parsed("lengths", value_lists.parse_lengths)
+COUNTS = Parsed("counts", value_lists.parse_counts)
+NAMES = Parsed("names", value_lists.parse_names)
+
+
+@click.command("sweep", epilog=EPILOG)
+@click.argument("models", nargs=-1)
+@click.option("--memory", type=SIZES, help="Sizes for the KV cache of each GPU.")
+@click.option("--tp", type=COUNTS, default="1", help="Tensor parallel ranks.")
+@click.option("--pp", type=COUNTS, default="1", help="Pipeline stages.")
+@click.option("--dcp", type=COUNTS, default="1", help="Decode context parallel ranks.")
+@click.option("--max-model-len", type=LENGTHS, help="Tokens, or auto; the default is the model's.")
+@click.option("--kv-cache-dtype", type=NAMES, default="auto", help="E.g. auto,fp8.")
+@click.option("--block-size", type=COUNTS, help="Tokens of a block.")
+@click.option("--max-num-batched-tokens", type=COUNTS, default="8192", help="Tokens of one step.")
+@click.option("--grouping", type=NAMES, default="vllm", help=f"Of {', '.join(GROUPINGS)}.")
+@click.option("--max-groups", type=click.IntRange(min=1), help="For compact grouping.")
+@click.option("--attention-backend", help="The same for all, as for vLLM.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A .csv, .json or .jsonl file; the default is CSV on stdout.",
+)
+@click.option("-j", "--jobs", type=click.IntRange(1, 1024), help="Processes; default: all cores.")
+@click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
+def command(output: Path | None, jobs: int | None, quiet: bool, **values: Any) -> int:
+    """Plan every combination of the given values for MODELS."""
+    from kvplan.cli.progress import ProgressBar
+    from kvplan.cli.row_writers import RowWriter
+    from kvplan.cli.sweep_grid import COLUMNS
+    from kvplan.cli.sweep_run import default_jobs, run_chunks
+
+    grid = _grid(values)
+    started = time.perf_counter()
+    code = FITS
+    with RowWriter(output, COLUMNS) as writer, ProgressBar(len(grid), hidden=quiet) as advance:
+
+        def write(rows: list[tuple[Any, ...]]) -> None:
+            writer.write(rows)
+            advance(len(rows))
+
+        try:
+            run_chunks(grid.chunks(), jobs or default_jobs(len(grid)), write)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+    if not quiet:
+        _summary(writer.count, len(grid), time.perf_counter() - started, output)
+    return code
+
+
+def _grid(values: dict[str, Any]) -> Any:
+    from kvplan import models
+    from kvplan.cli.sweep_grid import Grid
+    from kvplan.packing import KV_CACHE_DTYPES
+
+    if not values["models"]:
+        raise BadInput("give at least one model: a built-in name, a config.json or a directory")
+    if not values["memory"]:
+        raise BadInput("give sizes for the KV cache of each GPU, e.g. --memory 20GiB:80GiB:10GiB")
+    _check_names("--grouping", values["grouping"], GROUPINGS)
+    _check_names("--kv-cache-dtype", values["kv_cache_dtype"], KV_CACHE_DTYPES)
+    for model in values["models"]:
+        _ = models.load(model).architecture
+    shared = {}
+    if values["attention_backend"]:
+        shared["attention_backend"] = values["attention_backend"]
+    config = {"max_groups": values["max_groups"]} if values["max_groups"] else {}
+    return Grid(
+        models=list(values["models"]),
+        options={
+            "tensor_parallel_size": values["tp"],
+            "pipeline_parallel_size": values["pp"],
+            "decode_context_parallel_size": values["dcp"],
+            "kv_cache_dtype": values["kv_cache_dtype"],
+            "block_size": values["block_size"] or [None],
+            "max_num_batched_tokens": values["max_num_batched_tokens"],
+        },
+        groupings=values["grouping"],
+        memory=values["memory"],
+        lengths=values["max_model_len"] or [None],
+        shared=shared,
+        config=config,
+    )
+
+
+def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise BadInput(
+                f"{option}: {name!r} is unknown.{did_you_mean(name, known)} Known: "
+                f"{', '.join(known)}"
+            )
+
+
+def _summary(done: int, total: int, seconds: float, output: Path | None) -> None:
+    where = output or "stdout"
+    rate = f"{done / seconds:,.0f} plans a second" if seconds > 0 else ""
+    if done < total:
+        click.echo(f"kvplan: interrupted: {done:,} of {total:,} rows are in {where}", err=True)
+    else:
+        click.echo(f"{done:,} rows in {where}, {rate}", err=True)

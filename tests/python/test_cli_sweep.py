@@ -1,0 +1,206 @@
+"""``kvplan sweep``: every combination is a row, equal to its plan; none is lost."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from cli_runner import run, surroundings
+
+from kvplan.cli import sweep_run
+from kvplan.cli.failures import BAD_INPUT, FITS, INTERRUPTED
+from kvplan.cli.row_writers import RowWriter
+from kvplan.cli.sweep_grid import COLUMNS, Grid
+from kvplan.cli.value_lists import parse_lengths, parse_sizes
+
+
+def rows_of(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_are_the_plans(tmp_path):
+    path = tmp_path / "sweep.csv"
+    result = run(
+        "sweep",
+        "gemma-3-27b",
+        "llama-3.1-70b",
+        "--memory",
+        "10GiB:30GiB:20GiB",
+        "--tp",
+        "1,2",
+        "--grouping",
+        "vllm,compact",
+        "-o",
+        path,
+    )
+    assert result.exit_code == FITS, result.stderr
+    rows = rows_of(path)
+    assert len(rows) == 2 * 2 * 2 * 2
+    assert list(rows[0]) == list(COLUMNS)
+    for row in rows:
+        plan = run(
+            "plan",
+            row["model"],
+            "--memory",
+            row["memory_bytes"],
+            "--tp",
+            row["tp"],
+            "--grouping",
+            row["grouping"],
+            "--json",
+        )
+        answer = json.loads(plan.stdout)
+        assert answer["fits"] == (row["fits"] == "true")
+        if answer["fits"]:
+            assert answer["num_blocks"] == int(row["num_blocks"])
+            assert answer["max_concurrency"] == float(row["max_concurrency"])
+            assert len(answer["groups"]) == int(row["num_groups"])
+        else:
+            assert answer["error"]["estimated_max_len"] == int(row["estimated_max_len"])
+            assert row["error"].startswith("To serve at least one request")
+
+
+def test_what_cannot_be_planned_is_a_row(tmp_path):
+    path = tmp_path / "sweep.jsonl"
+    run("sweep", "llama-3.1-70b", "--memory", "99GiB", "--tp", "8,7", "-o", path)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["fits"] for row in rows] == [True, False]
+    assert "7" in rows[1]["error"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl"])
+def test_formats_hold_the_same(tmp_path, suffix):
+    path = tmp_path / f"sweep{suffix}"
+    run(
+        "sweep", "gpt-oss-120b", "--memory", "20GiB,40GiB", "--max-model-len", "8K,auto", "-o", path
+    )
+    if suffix == ".csv":
+        rows = rows_of(path)
+    elif suffix == ".json":
+        rows = json.loads(path.read_text())
+    else:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [int(row["memory_bytes"]) >> 30 for row in rows] == [20, 40, 20, 40]
+    assert [str(row["asked_max_model_len"]) for row in rows] == ["8192", "8192", "auto", "auto"]
+
+
+def test_stdout_is_csv():
+    result = run("sweep", "gpt-oss-120b", "--memory", "20GiB", "--quiet")
+    assert len(result.stdout.splitlines()) == 2
+    assert result.stderr == ""
+
+
+def test_processes_change_nothing(tmp_path):
+    texts = []
+    for jobs in ("1", "2"):
+        path = tmp_path / f"{jobs}.csv"
+        run("sweep", "gemma-3-27b", "--memory", "1GiB:60GiB:0.05GiB", "-o", path, "-j", jobs)
+        texts.append(path.read_text())
+    assert len(texts[0].splitlines()) > 1000
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends an interrupt")
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_interruption_keeps_whole_rows(tmp_path, jobs):
+    path = tmp_path / "sweep.json"
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "kvplan.cli",
+            "sweep",
+            "gemma-3-27b",
+            "--memory",
+            "1GiB:60GiB:1MiB",
+            "--tp",
+            "1,2,4,8,16",
+            "-o",
+            str(path),
+            "-j",
+            jobs,
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        **surroundings(),
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (not path.exists() or path.stat().st_size < 10_000):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == INTERRUPTED
+    rows = json.loads(path.read_text())
+    assert rows
+    assert f"interrupted: {len(rows):,} of " in stderr
+    memory = [row["memory_bytes"] for row in rows if row["tp"] == 1]
+    assert memory == [(1 << 30) + n * (1 << 20) for n in range(len(memory))]
+
+
+def test_an_interruption_waits_for_the_chunk(tmp_path):
+    grid = Grid(
+        models=["gemma-3-27b"],
+        options={
+            "tensor_parallel_size": [1, 2, 4],
+            "pipeline_parallel_size": [1],
+            "decode_context_parallel_size": [1],
+            "kv_cache_dtype": ["auto"],
+            "block_size": [None],
+            "max_num_batched_tokens": [8192],
+        },
+        groupings=["vllm"],
+        memory=[30 << 30],
+        lengths=[None],
+    )
+    assert len(grid) == 3
+
+    def interrupted():
+        for number, chunk in enumerate(grid.chunks()):
+            if number == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield chunk
+
+    with RowWriter(tmp_path / "rows.csv", COLUMNS) as writer, pytest.raises(KeyboardInterrupt):
+        sweep_run.run_chunks(interrupted(), 1, writer.write)
+    assert [row["tp"] for row in rows_of(tmp_path / "rows.csv")] == ["1", "2"]
+
+
+def test_ranges():
+    assert parse_sizes("1KiB:3KiB:1KiB,10KB") == [1024, 2048, 3072, 10000]
+    assert parse_lengths("1K,auto,1K") == [1024, "auto"]
+    for text, word in (
+        ("", "empty"),
+        ("1KiB,", "empty"),
+        ("1:2", "START:STOP:STEP"),
+        ("3:1:1", "backwards"),
+        ("1:1000000000:1", "100,000"),
+        ("1:2:0", "less than one"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            parse_sizes(text)
+
+
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [
+        ((), "model"),
+        (("gemma-3-27b",), "--memory"),
+        (("gema-3-27b", "--memory", "1GiB"), "Did you mean gemma-3-27b?"),
+        (("gemma-3-27b", "--memory", "1 parsec"), "'parsec'"),
+        (("gemma-3-27b", "--memory", "1GiB", "--grouping", "compat"), "compact"),
+        (("gemma-3-27b", "--memory", "1GiB", "--kv-cache-dtype", "fp9"), "fp8"),
+        (("gemma-3-27b", "--memory", "1GiB", "-o", "x.xlsx"), ".csv"),
+        (("gemma-3-27b", "--memory", "1GiB", "-o", "/no/such/folder/x.csv"), "/no/such/folder"),
+    ],
+)
+def test_bad_input(args, word):
+    result = run("sweep", *args)
+    assert result.exit_code == BAD_INPUT
+    assert word in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
