@@ -6,6 +6,7 @@
 namespace kvplan::bindings {
 
 void bind_block_pool(pybind11::module_& m);
+void bind_check(pybind11::module_& m);
 void bind_errors(pybind11::module_& m);
 void bind_frontier(pybind11::module_& m);
 void bind_plan(pybind11::module_& m);

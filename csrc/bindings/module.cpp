@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, m) {
   kvplan::bindings::bind_planning_config(m);
   kvplan::bindings::bind_planning(m);
   kvplan::bindings::bind_plan(m);
+  kvplan::bindings::bind_check(m);
   kvplan::bindings::bind_frontier(m);
   kvplan::bindings::bind_block_pool(m);
   kvplan::bindings::bind_vllm_block_pool(m);

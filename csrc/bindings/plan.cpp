@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "bindings/bindings.h"
+#include "bindings/check.h"
 #include "bindings/field_conversion.h"
 #include "bindings/planning_config.h"
 #include "bindings/session.h"
@@ -278,6 +279,10 @@ void bind_plan(py::module_& m) {
       .def("_kv_tp_replicas",
            [](const PlanObject& self, size_t w) {
              return self.plan.stage_of(checked_worker(self, w)).kv_tp_replicas;
+           })
+      .def("_violations",
+           [](const PlanObject& self, size_t max_violations) {
+             return violation_list(check(self.plan, max_violations));
            })
       .def("_log_notices", [](const PlanObject& self) { log_notices(self.plan.notices); });
   m.def("plan", &make_plan, py::arg("config"), py::arg("kv_cache_specs"),
