@@ -684,6 +684,7 @@ class Plan:
     def _kv_cache_tensors(self, arg0: int) -> list: ...
     def _kv_tp_replicas(self, arg0: int) -> int: ...
     def _log_notices(self) -> None: ...
+    def _violations(self, arg0: int) -> list: ...
     @property
     def bytes_per_block(self) -> int:
         """
@@ -1185,6 +1186,17 @@ def check_exact_partition(groups: collections.abc.Iterable, kv_cache_spec: dict)
 def check_layers_admission(
     config: PlanningConfig, kv_cache_spec: dict, available_memory: int
 ) -> None: ...
+def check_placement(
+    layout: str,
+    workers: list,
+    no_gaps: bool,
+    allow_foreign_layers: bool,
+    max_violations: int,
+) -> list:
+    """
+    Broken rules of a placement given as plain numbers; see kvplan.check.
+    """
+
 def compute_layer_kv_cache_shape_bytes(
     spec: typing.Any, num_blocks: int, kernel_block_size: int | None = None
 ) -> tuple: ...
