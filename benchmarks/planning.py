@@ -8,10 +8,13 @@
 import argparse
 import itertools
 
+from side_by_side import median_seconds, oracle, report, show_ratio, show_seconds
+
+# isort: split
+# In tests/vllm033, which side_by_side puts on the path.
 import native
 from random_models import to_request
 from real_models import attention, gemma_3_27b, jamba_1_5_large, layer, llama_3_1_70b
-from side_by_side import median_seconds, oracle, report, show_ratio, show_seconds
 
 GIB = 1 << 30
 
