@@ -9,7 +9,7 @@ import os
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -316,7 +316,7 @@ def _check(request: Request) -> None:
             raise RequestError(f"{where}: needs either `layers` or `same_layers_as`")
         layers = worker.layers
         if isinstance(layers, UnsetType):
-            other = worker.same_layers_as
+            other = cast(int, worker.same_layers_as)  # set, or the check above had failed
             where = f"{where}.same_layers_as"
             if other >= len(request.workers):
                 raise RequestError(

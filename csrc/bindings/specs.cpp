@@ -399,10 +399,11 @@ void bind_uniform_type(py::module_& m) {
                                });
                                return most;
                              })
-      .def_property_readonly("block_table_token_alignment",
-                             [first_spec](const UniformTypeSpecsObject& self) {
-                               return py::object(first_spec(self).attr("block_table_token_alignment"));
-                             })
+      .def_property_readonly(
+          "block_table_token_alignment",
+          [first_spec](const UniformTypeSpecsObject& self) {
+            return py::object(first_spec(self).attr("block_table_token_alignment"));
+          })
       .def_property_readonly("uses_slot_mapping",
                              [first_spec](const UniformTypeSpecsObject& self) {
                                return py::object(first_spec(self).attr("uses_slot_mapping"));

@@ -95,7 +95,7 @@ class ConfigView:
         """
         return self._checked_size(key, self.require(key), minimum)
 
-    def optional_size(self, key: str, default: int | None = None, *, minimum: int = 1):
+    def optional_size(self, key: str, default: int | None = None, *, minimum: int = 1) -> Any:
         """A whole number, or ``default`` where the key is absent or null."""
         value = self.get(key)
         return default if value is None else self._checked_size(key, value, minimum)

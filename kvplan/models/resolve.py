@@ -201,9 +201,11 @@ class Resolution:
         Mirrors vllm/model_executor/layers/mamba/abstract.py::get_mamba_prefill_checkpoint_alignment
         (0.33).
         """
-        alignments = [layer.checkpoint_alignment for layer in self.state_layers]
-        if any(alignment is None for alignment in alignments):
-            return None
+        alignments = []
+        for layer in self.state_layers:
+            if layer.checkpoint_alignment is None:
+                return None
+            alignments.append(layer.checkpoint_alignment)
         return math.lcm(*alignments) if alignments else None
 
     def _page_spec(self, cache_dtype: str) -> Any:

@@ -56,7 +56,9 @@ def _flash_like(name: str, dtypes: tuple[str, ...], **fields: object) -> Attenti
     return AttentionBackend(name, (MultipleOf(16),), dtypes, **fields)  # type: ignore[arg-type]
 
 
-def _mla(name: str, sizes: tuple[int | MultipleOf, ...], dtypes: tuple[str, ...], **fields: object):
+def _mla(
+    name: str, sizes: tuple[int | MultipleOf, ...], dtypes: tuple[str, ...], **fields: object
+) -> AttentionBackend:
     return AttentionBackend(name, sizes, dtypes, is_mla=True, **fields)  # type: ignore[arg-type]
 
 

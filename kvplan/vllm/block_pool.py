@@ -536,7 +536,7 @@ def unsupported_reason() -> str | None:
         return f"vLLM's pool was already replaced by {pool.__module__}.{pool.__qualname__}"
     unknown = [name for name in vars(_vllm_pool_class) if not name.startswith("__")]
     unknown = sorted(set(unknown) - _KNOWN_ATTRIBUTES)
-    code = _vllm_pool_class.__init__.__code__
+    code = _vllm_pool_class.__init__.__code__  # type: ignore[misc]
     unknown += sorted(
         set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) - _KNOWN_ARGUMENTS
     )

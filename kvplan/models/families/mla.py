@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from kvplan import specs
 from kvplan.models.config_view import ConfigView
@@ -25,14 +26,14 @@ def indexer_head_size(text: ConfigView) -> int:
     return size + size // _INDEXER_SCALE_GROUP * _FP32_BYTES
 
 
-def indexer_layer(name: str, index: int | None, text: ConfigView, *, is_draft: bool = False):
+def indexer_layer(name: str, index: int | None, text: ConfigView, *, is_draft: bool = False) -> Any:
     """The key cache of a layer's indexer.
 
     Mirrors vllm/model_executor/models/deepseek_v2.py::DeepseekV32IndexerCache (0.33).
     """
     head_size = indexer_head_size(text)
 
-    def build(resolution):
+    def build(resolution: Any) -> specs.KVCacheSpec:
         return specs.MLAAttentionSpec(
             block_size=resolution.block_size,
             num_kv_heads=1,
