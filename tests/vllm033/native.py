@@ -15,7 +15,7 @@ KVPLAN_ERRORS = (ValueError, AssertionError, NotImplementedError)
 
 
 def inputs(
-    request: dict[str, Any],
+    request: dict[str, Any], **config: Any
 ) -> tuple[kvplan.PlanningConfig, list[dict[str, Any]], list[int]]:
     """The config, specs per worker and memory per worker for a request."""
     made = [from_dict(s) for s in request["specs"]]
@@ -23,7 +23,7 @@ def inputs(
         {name: made[i] for name, i in layers} for layers in oracle.expand_workers(request)
     ]
     memory = [w["available_memory"] for w in request["workers"]]
-    return planning_config(request["config"]), per_worker, memory
+    return planning_config(request["config"] | config), per_worker, memory
 
 
 def planning_config(described: dict[str, Any]) -> kvplan.PlanningConfig:
@@ -52,10 +52,10 @@ def attempt(function: Any, *args: Any) -> Any:
         return {"error": e}
 
 
-def run(request: dict[str, Any]) -> dict[str, Any]:
+def run(request: dict[str, Any], **config: Any) -> dict[str, Any]:
     """Plan a request with kvplan and describe everything it decided, or its error."""
     try:
-        config, per_worker, memory = inputs(request)
+        config, per_worker, memory = inputs(request, **config)
         plan = kvplan.plan(config, per_worker, memory)
     except KVPLAN_ERRORS as e:
         return {"error": e}
@@ -91,22 +91,30 @@ def same_error(expected: dict[str, Any], found: Any) -> bool:
     return isinstance(error, DELIBERATE.get(expected["error"], KVPLAN_ERRORS))
 
 
-def without_foreign_tensors(described: dict[str, Any]) -> dict[str, Any]:
-    """A worker's config without tensors of layers that it does not own.
+def foreign_layers(described: dict[str, Any]) -> set[str]:
+    """The layers that vLLM places on a worker that does not own them.
 
-    Where a stage owns no layer of a uniform-type group, vLLM places the other stages' layers on
-    it; kvplan places nothing. This is the one deliberate difference.
+    They are those of uniform-type groups of which the worker owns no layer. kvplan places nothing
+    there, unless it is told to repeat vLLM: the one deliberate difference.
     """
-    empty = [
-        {layer for layer, _ in group["kv_cache_spec"]["kv_cache_specs"]}
-        for group in described["kv_cache_groups"]
-        if not group["layer_names"] and group["kv_cache_spec"]["kind"] == "UniformTypeKVCacheSpecs"
-    ]
-    if not empty:
-        return described
-    foreign = set().union(*empty)
-    tensors = [t for t in described["kv_cache_tensors"] if not foreign.issuperset(t["layers"])]
-    return described | {"kv_cache_tensors": tensors}
+    layers: set[str] = set()
+    for group in described["kv_cache_groups"]:
+        spec = group["kv_cache_spec"]
+        if not group["layer_names"] and spec["kind"] == "UniformTypeKVCacheSpecs":
+            layers.update(name for name, _ in spec["kv_cache_specs"])
+    return layers
+
+
+def without_foreign_layers(outcome: dict[str, Any]) -> dict[str, Any]:
+    """An outcome of vLLM's without the tensors of layers that a worker does not own."""
+    configs = []
+    for described in outcome["kv_cache_configs"]:
+        foreign = foreign_layers(described)
+        tensors = [t for t in described["kv_cache_tensors"] if not foreign.issuperset(t["layers"])]
+        configs.append(described | {"kv_cache_tensors": tensors})
+    # The scheduler's config is the first worker's, with one spec per group.
+    scheduler = outcome["scheduler"] | {"kv_cache_tensors": configs[0]["kv_cache_tensors"]}
+    return outcome | {"kv_cache_configs": configs, "scheduler": scheduler}
 
 
 def differences(expected: Any, found: Any, where: str = "$") -> list[str]:
@@ -134,17 +142,13 @@ def differences(expected: Any, found: Any, where: str = "$") -> list[str]:
     return [f"{where}: vLLM {expected!r}, kvplan {found!r}"]
 
 
-def expected(request: dict[str, Any]) -> dict[str, Any]:
-    """What vLLM answers, as kvplan must repeat it."""
-    outcome = oracle.run(request)
-    if "error" in outcome:
-        return outcome
-    configs = [without_foreign_tensors(c) for c in outcome["kv_cache_configs"]]
-    # The scheduler's config is the first worker's, with one spec per group.
-    scheduler = outcome["scheduler"] | {"kv_cache_tensors": configs[0]["kv_cache_tensors"]}
-    return outcome | {"kv_cache_configs": configs, "scheduler": scheduler}
-
-
 def compare(request: dict[str, Any]) -> list[str]:
     """The differences between vLLM's and kvplan's answers to a request; none is right."""
-    return differences(expected(request), run(request))
+    expected = oracle.run(request)
+    if "error" in expected:
+        return differences(expected, run(request))
+    lines = []
+    if any(map(foreign_layers, expected["kv_cache_configs"])):
+        lines += differences(expected, run(request, place_foreign_layers=True))
+        expected = without_foreign_layers(expected)
+    return lines + differences(expected, run(request))

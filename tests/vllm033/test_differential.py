@@ -7,6 +7,7 @@ A difference is shrunk and printed as a request that `kvplan plan --request` rea
 import json
 import multiprocessing
 import os
+import random
 from collections import Counter
 
 import native
@@ -38,6 +39,8 @@ def compare_seeds(first):
     ]
 
 
+# A fork after torch has started threads is what Python warns of; the children only plan.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_random_models_plan_alike():
     chunks = range(FIRST_SEED, FIRST_SEED + MODELS, CHUNK)
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
@@ -70,6 +73,39 @@ def test_the_generator_reaches_every_path():
     missing = [label for label in expected if seen[label] < 3]
     assert not missing
     assert planned > 1500 // 2
+
+
+def leaves(value, path=()):
+    """Every path to a plain value in an outcome."""
+    if isinstance(value, (dict, list)) and value:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            yield from leaves(inner, (*path, key))
+    else:
+        yield path
+
+
+def changed(value, path):
+    """A copy with one plain value replaced."""
+    if not path:
+        return [value]
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = changed(value[path[0]], path[1:])
+    return copy
+
+
+def test_no_field_is_left_out_of_the_comparison():
+    compared = 0
+    for seed in range(40):
+        outcome = oracle.run(random_request(seed))
+        parts = [outcome, *(part for part in outcome.values() if isinstance(part, dict))]
+        if any("error" in part for part in parts):
+            continue
+        assert native.differences(outcome, outcome) == []
+        for path in random.Random(seed).sample(found := list(leaves(outcome)), min(40, len(found))):
+            assert native.differences(outcome, changed(outcome, path)), path
+            compared += 1
+    assert compared > 300
 
 
 def test_shrinking_keeps_what_differs():
