@@ -22,6 +22,8 @@ MODELS = int(os.environ.get("KVPLAN_FUZZ_MODELS", "2000"))
 FIRST_SEED = int(os.environ.get("KVPLAN_FUZZ_SEED", "0"))
 CHUNK = 100
 
+oracle.remember_dtype_sizes()
+
 
 def report(request):
     """The shrunk request with what differs in it."""
