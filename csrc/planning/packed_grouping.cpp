@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <string>
 
 #include "kvplan/checked.h"
 #include "planning/uniformity.h"
@@ -91,13 +92,22 @@ std::optional<int64_t> choose_repeats_per_group(const std::vector<TypeBucket>& b
 
 /// Deals the repeats (one layer of each page size) out to `num_groups` groups. Layers beyond the
 /// last whole repeat are left out, which the partition check reports.
-void deal_repeats(const TypeBucket& bucket, int64_t num_groups, KVCacheGroups& groups) {
+void deal_repeats(const PlanningContext& ctx, const TypeBucket& bucket, int64_t num_groups,
+                  KVCacheGroups& groups) {
   size_t num_repeats = bucket.pages[0].layers.size();
   for (const PageClass& p : bucket.pages) num_repeats = std::min(num_repeats, p.layers.size());
   for (size_t i = 0; i < static_cast<size_t>(num_groups); ++i) {
     LayerSpecs members;
     for (size_t r = i; r < num_repeats; r += static_cast<size_t>(num_groups)) {
       for (const PageClass& p : bucket.pages) members.push_back(p.layers[r]);
+    }
+    // "Same type" is not symmetric: a sliding window takes in the MLA kind, but not the reverse. So
+    // a group that begins with another spec than its bucket need not be of one type.
+    if (!members.empty() && members[0].spec != bucket.layers[0].spec &&
+        !is_uniform_type(ctx, members)) {
+      throw InconsistentSpec("layer " + ctx.name(members[0].layer) +
+                             " begins a group whose other layers are not of its type (" +
+                             std::string(class_name(ctx.spec(members[0]).kind)) + ")");
     }
     groups.push_back(create_uniform_type_group(std::move(members)));
   }
@@ -146,7 +156,7 @@ std::optional<KVCacheGroups> get_packed_kv_cache_groups(const PlanningContext& c
     if (num_groups == 1) {
       groups.push_back(create_uniform_type_group(b.layers));
     } else {
-      deal_repeats(b, num_groups, groups);
+      deal_repeats(ctx, b, num_groups, groups);
     }
   }
   return groups;

@@ -123,3 +123,9 @@ def test_shrinking_keeps_what_differs():
     assert len(small["workers"]) == 2
     assert sum(len(layers) for layers in oracle.expand_workers(small)) == 1
     assert list(small["config"]) == ["max_model_len"]
+
+
+@pytest.mark.parametrize("seed", [1010382])
+def test_models_that_once_differed(seed):
+    """Kept from longer runs: a packed group that begins with another kind than its bucket."""
+    assert native.compare(random_request(seed)) == []
