@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import random
 from collections import Counter
+from pathlib import Path
 
 import native
 import oracle
@@ -21,6 +22,8 @@ from real_models import REAL_MODELS
 MODELS = int(os.environ.get("KVPLAN_FUZZ_MODELS", "2000"))
 FIRST_SEED = int(os.environ.get("KVPLAN_FUZZ_SEED", "0"))
 CHUNK = 100
+
+ONCE_DIFFERED = sorted((Path(__file__).parent / "once_differed").glob("*.json"))
 
 oracle.remember_dtype_sizes()
 
@@ -125,7 +128,6 @@ def test_shrinking_keeps_what_differs():
     assert list(small["config"]) == ["max_model_len"]
 
 
-@pytest.mark.parametrize("seed", [1010382])
-def test_models_that_once_differed(seed):
-    """Kept from longer runs: a packed group that begins with another kind than its bucket."""
-    assert native.compare(random_request(seed)) == []
+@pytest.mark.parametrize("path", ONCE_DIFFERED, ids=lambda path: path.stem)
+def test_models_that_once_differed(path):
+    assert native.compare(json.loads(path.read_text())) == []
