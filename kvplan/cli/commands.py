@@ -23,4 +23,5 @@ COMMANDS: dict[str, Entry] = {
     "diff": Entry("diff", "Two plans side by side."),
     "sweep": Entry("sweep", "Plan a whole grid of what-ifs into a CSV or JSON file."),
     "models": Entry("models", "List the built-in models and the known architectures."),
+    "completion": Entry("completion", "Print the completion script of a shell."),
 }

@@ -5,21 +5,30 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvplan.cli.failures import BadInput
+from kvplan.cli.gpus import GPUS, find_gpu
 from kvplan.cli.param_types import (
     COUNTS,
     JSON_OBJECT,
     LENGTH,
     POSITIVE,
+    SIZE,
     SIZES,
     TOKENS,
+    ModelName,
     Name,
+    Parsed,
+    parse_weights,
 )
+from kvplan.cli.preset import preset_text, use_preset
 from kvplan.cli.question import ModelQuestion, Question, RequestQuestion
+
+if TYPE_CHECKING:
+    from kvplan.cli.memory_estimate import MemoryEstimate
 
 LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC", "NHD", "HND")
 GROUPINGS = ("vllm", "compact", "sliced")
@@ -84,10 +93,9 @@ MODEL_OPTIONS = (
     ),
     click.option(
         "--device-capability",
-        type=click.Choice(["8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0"]),
-        default="9.0",
-        show_default=True,
-        help="CUDA compute capability, which decides vLLM's choice of backend.",
+        type=click.Choice(["7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0"]),
+        help="CUDA compute capability, which decides vLLM's choice of backend.  [default: that of "
+        "--gpu, or 9.0]",
     ),
     click.option(
         "--disable-hybrid-kv-cache-manager", is_flag=True, help="All layers in one kind of group."
@@ -140,10 +148,53 @@ PLANNER_OPTIONS = (
     ),
 )
 
+#: Where the memory comes from when it is not given.
+ESTIMATE_OPTIONS = (
+    click.option(
+        "--gpu",
+        type=Parsed("gpu", find_gpu),
+        help=f"Instead of --memory, estimate it: {', '.join(GPUS)}, or a size.",
+    ),
+    click.option(
+        "--gpu-memory-utilization",
+        type=click.FloatRange(0, 1, min_open=True),
+        default=0.9,
+        show_default=True,
+        help="Part of --gpu that the engine may use.",
+    ),
+    click.option(
+        "--weights",
+        type=Parsed("size|auto", parse_weights),
+        default="auto",
+        show_default=True,
+        help="Size of the model's weights; auto reads safetensors files beside its config.",
+    ),
+    click.option(
+        "--overhead",
+        type=SIZE,
+        help="What else each GPU holds: activations, CUDA graphs.  [default: 3GiB]",
+    ),
+)
+
+PRESET_OPTIONS = (
+    click.option(
+        "--preset",
+        type=click.Path(path_type=Path, dir_okay=False),
+        is_eager=True,
+        callback=use_preset,
+        help="A TOML file with options by their names; the command line overrides it.",
+    ),
+    click.option(
+        "--print-config", is_flag=True, help="Print the options given as a preset, and stop."
+    ),
+)
+
 
 def deployment_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command MODEL, ``--request`` and all options of a deployment."""
     for option in reversed((*PLANNER_OPTIONS, *MODEL_OPTIONS)):
+        function = option(function)
+    for option in reversed((*ESTIMATE_OPTIONS, *PRESET_OPTIONS)):
         function = option(function)
     function = click.option(
         "--request",
@@ -151,7 +202,7 @@ def deployment_options(function: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Path(path_type=Path),
         help="Plan a recorded request instead of a model.",
     )(function)
-    return click.argument("model", required=False)(function)
+    return click.argument("model", required=False, type=ModelName())(function)
 
 
 def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Question:
@@ -164,6 +215,10 @@ def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Quest
     Raises:
         BadInput: They contradict each other, or say too little.
     """
+    if values["print_config"]:
+        ctx = click.get_current_context()
+        click.echo(preset_text(ctx))
+        ctx.exit(0)
     if values["request_file"] is not None:
         return _request_question(values)
     if values["model"] is None:
@@ -174,19 +229,43 @@ def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Quest
     from kvplan import models
 
     model = models.load(values["model"])
-    if not values["memory"] and needs_memory and values["num_gpu_blocks_override"] is None:
+    if not values["memory"] and needs_memory and values["gpu"] is None:
         raise BadInput(
             "give the memory for the KV cache of each GPU, e.g. --memory 60GiB: what is left of "
-            "the GPU's memory beside weights and activations"
+            "the GPU's memory beside weights and activations; or estimate it with --gpu H100"
         )
     options = _given(values, (*_model_option_names(values), *_ANYWHERE))
-    options["device_capability"] = tuple(map(int, values["device_capability"].split(".")))
+    options["device_capability"] = _capability(values)
     return ModelQuestion(
         model=model,
         options=models.ModelOptions(**options, kv_cache_layout=values["layout"]),
         memory=values["memory"] or (),
         config_changes=_given(values, _CONFIG_FIELDS),
         max_concurrent_batches=values["max_concurrent_batches"],
+        estimate=_estimate(values),
+    )
+
+
+def _capability(values: dict[str, Any]) -> tuple[int, ...]:
+    gpu = values["gpu"]
+    text = values["device_capability"] or (gpu and gpu.capability) or "9.0"
+    return tuple(map(int, text.split(".")))
+
+
+def _estimate(values: dict[str, Any]) -> MemoryEstimate | None:
+    from kvplan.cli.memory_estimate import DEFAULT_OVERHEAD, MemoryEstimate
+    from kvplan.cli.weights import weights_bytes
+
+    if values["gpu"] is None:
+        return None
+    if values["memory"]:
+        raise BadInput("give --memory or --gpu, not both: --gpu estimates the memory")
+    weights = values["weights"]
+    return MemoryEstimate(
+        gpu_bytes=values["gpu"].memory_bytes,
+        utilization=values["gpu_memory_utilization"],
+        weights_bytes=weights_bytes(values["model"]) if weights == "auto" else weights,
+        overhead_bytes=DEFAULT_OVERHEAD if values["overhead"] is None else values["overhead"],
     )
 
 

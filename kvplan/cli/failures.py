@@ -21,6 +21,12 @@ class BadInput(click.ClickException):
     exit_code = BAD_INPUT
 
 
+class DoesNotFit(click.ClickException, ValueError):
+    """It is clear before planning that nothing fits; a ValueError like the planner's refusals."""
+
+    exit_code = DOES_NOT_FIT
+
+
 def report_failure(error: Exception) -> int:
     """Print what went wrong and return the exit code.
 

@@ -58,10 +58,11 @@ def command(find: str, concurrency: int, as_json: bool, **values: Any) -> int:
         question = question.with_memory((PLENTY,))
     if find == "gpus" and not isinstance(question, ModelQuestion):
         raise BadInput("--find gpus splits a model's caches; those of a recorded request are fixed")
-    length = question.planner_input().config.max_model_len
+    given = question.with_memory((PLENTY,)).planner_input()
+    length = given.config.max_model_len
     answer = {
         "find": find,
-        "model": question.planner_input().label,
+        "model": given.label,
         "concurrency": concurrency,
         "max_model_len": length,
         **_answer(question, find, concurrency),

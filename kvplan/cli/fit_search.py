@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import kvplan
-from kvplan.cli.knobs import plan_with_plenty
+from kvplan.cli.knobs import PLENTY, plan_with_plenty
 from kvplan.cli.question import Question
 from kvplan.cli.search import largest
 
@@ -40,7 +40,7 @@ def holds(question: Question, concurrency: int) -> bool:
 
 def longest_context(question: Question, concurrency: int) -> int | None:
     """The longest context, up to the one asked for (or the model's), that fits so many times."""
-    limit = question.planner_input().config.max_model_len
+    limit = question.with_memory((PLENTY,)).planner_input().config.max_model_len
     return largest(1, limit, lambda n: holds(question.with_length(n), concurrency))
 
 

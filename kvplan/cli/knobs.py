@@ -93,11 +93,12 @@ def _candidates(
         changed_dtype = question.with_options(kv_cache_dtype="fp8")
         if changed_dtype is not None:
             yield "--kv-cache-dtype fp8", changed_dtype, "lower precision"
-    if plan is None and question.memory:
+    if plan is None and len(question.memory) <= 1:
         tp = config.tensor_parallel_size
         more_ranks = question.with_options(tensor_parallel_size=2 * tp)
-        if more_ranks is not None and len(question.memory) == 1:
-            yield f"--tp {2 * tp}", more_ranks, "with the same memory for the cache on each GPU"
+        if more_ranks is not None:
+            note = "with the same memory for the cache on each GPU" if question.memory else ""
+            yield f"--tp {2 * tp}", more_ranks, note
 
 
 def knobs_of_failure(question: Question, error: kvplan.NotEnoughMemory) -> list[str]:

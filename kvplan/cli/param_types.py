@@ -60,6 +60,28 @@ class Name(click.ParamType):
         return [CompletionItem(name) for name in found]
 
 
+class ModelName(click.ParamType):
+    """A built-in name or a path; read later, so that the error can say more."""
+
+    name = "model"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[Any]:
+        """Built-in names, then files."""
+        from click.shell_completion import CompletionItem
+
+        from kvplan.models import builtin_models
+
+        names = [name for name in builtin_models() if name.startswith(incomplete)]
+        return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
+
+
+def parse_weights(text: str) -> int | str:
+    """``auto`` or a size in bytes. Raises ValueError."""
+    return "auto" if text.strip().lower() == "auto" else parse_size(text)
+
+
 def _sizes(text: str) -> tuple[int, ...]:
     return tuple(parse_size(part) for part in text.split(","))
 

@@ -14,6 +14,7 @@ import kvplan
 from kvplan.cli.failures import BadInput
 
 if TYPE_CHECKING:
+    from kvplan.cli.memory_estimate import MemoryEstimate
     from kvplan.models import ModelConfig, ModelOptions
     from kvplan.request import Request
 
@@ -95,6 +96,7 @@ class ModelQuestion(Question):
         memory: Bytes for the KV cache: one for all workers, one per pipeline stage, or one each.
         config_changes: Fields of `PlanningConfig` that the user set.
         max_concurrent_batches: Batches in flight at once, or None for what vLLM would have.
+        estimate: Where the memory comes from if none was given.
     """
 
     model: ModelConfig
@@ -102,6 +104,7 @@ class ModelQuestion(Question):
     memory: Sequence[int] = ()
     config_changes: Mapping[str, Any] = field(default_factory=dict)
     max_concurrent_batches: int | None = None
+    estimate: MemoryEstimate | None = None
 
     def planner_input(self) -> PlannerInput:
         """Everything that the planner takes. Raises `ModelError`."""
@@ -122,11 +125,15 @@ class ModelQuestion(Question):
         facts["KV cache dtype"] = found.cache_dtype
         if found.backends:
             facts["attention backends"] = ", ".join(found.backends)
+        memory = self.memory
+        if not memory and self.estimate is not None:
+            memory = (self.estimate.kv_cache_bytes(workers),)
+            facts["memory"] = self.estimate.words(workers)
         return PlannerInput(
             label=found.model.source,
             config=config,
             kv_cache_specs=found.kv_cache_specs,
-            available_memory=_per_worker(self.memory, workers, config.pipeline_parallel_size),
+            available_memory=_per_worker(memory, workers, config.pipeline_parallel_size),
             facts=facts,
         )
 

@@ -1,0 +1,82 @@
+"""Presets: options in a TOML file, which the command line overrides."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvplan.cli.failures import BadInput
+from kvplan.cli.sizes import format_exact_size
+from kvplan.cli.suggestions import did_you_mean
+
+#: Parameters that a preset does not hold.
+_NOT_IN_PRESETS = ("preset", "print_config")
+
+
+def use_preset(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
+    """Take the defaults of all options from a file. Callback of ``--preset``."""
+    if path is not None:
+        ctx.default_map = {**(ctx.default_map or {}), **_read(ctx.command, path)}
+    return path
+
+
+def _read(command: click.Command, path: Path) -> dict[str, Any]:
+    if sys.version_info < (3, 11):
+        raise BadInput("--preset needs Python 3.11 or later")
+    import tomllib  # type: ignore[import-not-found,unused-ignore]
+
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is not a TOML file: {error}") from None
+    by_key = {_key(parameter): parameter.name or "" for parameter in _parameters(command)}
+    defaults = {}
+    for key, value in values.items():
+        if key not in by_key:
+            raise BadInput(
+                f"{path}: there is no option {key!r}.{did_you_mean(key, by_key)} "
+                f"Known: {', '.join(by_key)}"
+            )
+        if isinstance(value, list):
+            value = ",".join(map(str, value))
+        defaults[by_key[key]] = value
+    return defaults
+
+
+def preset_text(ctx: click.Context) -> str:
+    """The options given, as a preset."""
+    lines = []
+    for parameter in _parameters(ctx.command):
+        source = ctx.get_parameter_source(parameter.name or "")
+        value = ctx.params.get(parameter.name or "")
+        if value is None or source is click.core.ParameterSource.DEFAULT:
+            continue
+        lines.append(f"{_key(parameter)} = {_toml(parameter, value)}")
+    return "\n".join(lines)
+
+
+def _parameters(command: click.Command) -> list[click.Parameter]:
+    return [p for p in command.params if p.name not in _NOT_IN_PRESETS]
+
+
+def _key(parameter: click.Parameter) -> str:
+    """The option's long name without dashes, e.g. ``kv-cache-dtype``; ``model``."""
+    return max(parameter.opts, key=len).lstrip("-")
+
+
+def _toml(parameter: click.Parameter, value: Any) -> str:
+    if isinstance(value, dict):
+        inside = ", ".join(f"{json.dumps(k)} = {_toml(parameter, v)}" for k, v in value.items())
+        return f"{{ {inside} }}"
+    if isinstance(value, (bool, int, float)) and parameter.name not in ("weights", "overhead"):
+        return json.dumps(value)
+    if parameter.name in ("memory", "weights", "overhead") and not isinstance(value, str):
+        sizes = value if isinstance(value, tuple) else (value,)
+        return json.dumps(",".join(map(format_exact_size, sizes)))
+    if isinstance(value, (tuple, list)):
+        return json.dumps(",".join(map(str, value)))
+    return json.dumps(str(value))

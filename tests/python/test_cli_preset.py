@@ -1,0 +1,107 @@
+"""``--preset`` and ``--print-config``; shell completion."""
+
+import json
+import sys
+
+import pytest
+from cli_runner import execute, run
+
+from kvplan.cli.failures import BAD_INPUT, FITS
+
+needs_toml = pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib is Python 3.11's")
+
+ARGS = (
+    "llama-3.1-70b",
+    "--tp",
+    "4",
+    "--memory",
+    "40GiB",
+    "--max-model-len",
+    "64K",
+    "--speculative-config",
+    '{"method": "ngram", "num_speculative_tokens": 3}',
+    "--no-enable-prefix-caching",
+)
+
+
+@needs_toml
+def test_round_trip(tmp_path):
+    preset = tmp_path / "preset.toml"
+    printed = run("plan", *ARGS, "--print-config")
+    assert printed.exit_code == FITS, printed.stderr
+    preset.write_text(printed.stdout)
+    expected = run("plan", *ARGS, "--json")
+    assert expected.exit_code == FITS
+    assert run("plan", "--preset", preset, "--json").stdout == expected.stdout
+    again = run("plan", "--preset", preset, "--print-config")
+    assert again.stdout == printed.stdout
+
+
+@needs_toml
+def test_the_command_line_wins(tmp_path):
+    preset = tmp_path / "preset.toml"
+    preset.write_text('model = "llama-3.1-70b"\nmemory = "40GiB"\ntp = 4\n')
+    answer = json.loads(run("plan", "--preset", preset, "--tp", "8", "--json").stdout)
+    assert answer["config"]["tensor_parallel_size"] == 8
+    other = json.loads(run("plan", "gpt-oss-120b", "--preset", preset, "--json").stdout)
+    assert other["model"] == "gpt-oss-120b"
+
+
+@needs_toml
+def test_several_sizes(tmp_path):
+    preset = tmp_path / "preset.toml"
+    preset.write_text('model = "llama-3.1-70b"\nmemory = ["80GiB", "60GiB"]\npp = 2\n')
+    answer = json.loads(run("plan", "--preset", preset, "--json").stdout)
+    assert [w["available_bytes"] >> 30 for w in answer["workers"]] == [80, 60]
+
+
+@needs_toml
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("tp = ", "not a TOML file"),
+        ("memroy = '1GiB'", "Did you mean memory?"),
+        ("memory = '12 parsecs'", "'parsecs'"),
+        ("tp = 0", "--tp"),
+    ],
+)
+def test_bad_presets(tmp_path, text, word):
+    preset = tmp_path / "preset.toml"
+    preset.write_text(text)
+    result = run("plan", "llama-3.1-70b", "--preset", preset)
+    assert result.exit_code == BAD_INPUT
+    assert word in result.stderr
+
+
+@needs_toml
+def test_absent_preset():
+    result = run("plan", "--preset", "absent.toml")
+    assert result.exit_code == BAD_INPUT
+    assert "absent.toml" in result.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script(shell):
+    result = run("completion", shell)
+    assert result.exit_code == FITS
+    assert "_KVPLAN_COMPLETE" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("kvplan pl", {"plan"}),
+        ("kvplan plan gem", {"gemma-3-27b"}),
+        ("kvplan plan --kv-cache-d", {"--kv-cache-dtype"}),
+        ("kvplan plan --layout BL", {"BLHNC", "BLNHC"}),
+        ("kvplan fit --find m", {"memory"}),
+    ],
+)
+def test_completion(words, expected):
+    env = {
+        "_KVPLAN_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    lines = execute(env=env).stdout.splitlines()
+    assert {line.partition(",")[2] for line in lines} == expected
