@@ -26,6 +26,7 @@ class BackendNeeds:
         mm_prefix: Whether image positions are attended in both directions.
         asymmetric: Whether key and value heads differ in size.
         num_heads: Attention heads of one TP rank.
+        uses_dcp: Whether ranks share each sequence's tokens.
     """
 
     head_size: int
@@ -36,9 +37,11 @@ class BackendNeeds:
     mm_prefix: bool = False
     asymmetric: bool = False
     num_heads: int = 1
+    uses_dcp: bool = False
 
 
-def _is_quantized(kv_cache_dtype: str) -> bool:
+def is_quantized(kv_cache_dtype: str) -> bool:
+    """Whether a ``--kv-cache-dtype`` stores quantized values."""
     return get_kv_quant_mode(kv_cache_dtype) != KVQuantMode.NONE
 
 
@@ -49,9 +52,11 @@ def _accepts(name: str, needs: BackendNeeds, capability: tuple[int, int]) -> boo
         return False
     if backend.head_sizes and needs.head_size not in backend.head_sizes:
         return False
+    if needs.uses_dcp and not backend.supports_dcp:
+        return False
     if backend.is_mla != needs.uses_mla or backend.is_sparse != needs.is_sparse:
         return False
-    quantized = _is_quantized(needs.kv_cache_dtype)
+    quantized = is_quantized(needs.kv_cache_dtype)
     match name:
         case "FLASH_ATTN":
             if needs.head_size % 8 or needs.head_size > 256 or needs.mm_prefix or major < 8:
@@ -84,7 +89,7 @@ def _candidates(needs: BackendNeeds, capability: tuple[int, int]) -> list[str]:
     major = capability[0]
     if needs.uses_mla:
         if major == 10:
-            if _is_quantized(needs.kv_cache_dtype) or needs.num_heads <= 16:
+            if is_quantized(needs.kv_cache_dtype) or needs.num_heads <= 16:
                 sparse = ["FLASHINFER_MLA_SPARSE", "FLASHMLA_SPARSE"]
             else:
                 sparse = ["FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE"]
@@ -138,6 +143,8 @@ def choose_backend(
                 f"attention backend {wanted} does not take kv_cache_dtype "
                 f"{needs.kv_cache_dtype!r}; it takes {', '.join(backend.kv_cache_dtypes)}"
             )
+        if needs.uses_dcp and not backend.supports_dcp:
+            raise ModelError(f"attention backend {wanted} does not do decode context parallelism")
         return wanted
     for name in _candidates(needs, capability):
         if _accepts(name, needs, capability):
@@ -154,4 +161,5 @@ def choose_backend(
     raise ModelError(
         f"no attention backend takes head size {needs.head_size} with kv_cache_dtype "
         f"{needs.kv_cache_dtype!r} on compute capability {capability[0]}.{capability[1]}"
+        f"{' with decode context parallelism' if needs.uses_dcp else ''}"
     )

@@ -72,6 +72,31 @@ def check_attention_heads(num_heads: int, tensor_parallel_size: int) -> None:
         )
 
 
+def check_grouped_context_parallel(
+    num_heads: int, num_kv_heads: int, tensor_parallel_size: int, decode_context_parallel_size: int
+) -> None:
+    """Refuse decode context parallelism that replicated KV heads cannot carry, as vLLM does.
+
+    Mirrors vllm/config/model.py::ModelConfig.verify_with_parallel_config (0.33).
+
+    Raises:
+        ModelError: If there are too few replicas of each KV head, or the queries do not divide.
+    """
+    replicas, dcp = tensor_parallel_size // num_kv_heads, decode_context_parallel_size
+    if tensor_parallel_size <= num_kv_heads or dcp > replicas:
+        raise ModelError(
+            f"decode_context_parallel_size {dcp} needs tensor_parallel_size {num_kv_heads * dcp} "
+            f"or more: the model has {num_kv_heads} KV heads, and only ranks that hold the same "
+            f"one can share a sequence"
+        )
+    queries = num_heads // num_kv_heads
+    if queries % dcp:
+        raise ModelError(
+            f"the {queries} query heads of each KV head must be divisible by "
+            f"decode_context_parallel_size {dcp}"
+        )
+
+
 def divide(value: int, parts: int, what: str) -> int:
     """Exact division over TP ranks.
 

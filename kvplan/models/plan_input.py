@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvplan.models.backend_choice import is_quantized
 from kvplan.models.checkpoint_cache_dtype import checkpoint_cache_dtype
 from kvplan.models.config_file import read_config
 from kvplan.models.config_view import ConfigView, text_view
@@ -13,13 +14,17 @@ from kvplan.models.context_length import derived_max_model_len, resolve_max_mode
 from kvplan.models.drafters import HIDDEN_STATE_METHODS, with_drafter
 from kvplan.models.errors import ModelError
 from kvplan.models.families.context import FamilyContext
-from kvplan.models.layers import Layer, ModelLayers
+from kvplan.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers
 from kvplan.models.layouts import resolve_layout, supported_layouts
 from kvplan.models.options import ModelOptions
-from kvplan.models.parallel import check_attention_heads, pipeline_stages
-from kvplan.models.registry import Architecture, find_architecture
+from kvplan.models.parallel import (
+    check_attention_heads,
+    check_grouped_context_parallel,
+    pipeline_stages,
+)
+from kvplan.models.registry import Architecture, find_architecture, language_model
 from kvplan.models.resolve import Resolution
-from kvplan.packing import storage_dtype
+from kvplan.packing import get_backend, storage_dtype
 
 _DTYPES = ("float32", "float16", "bfloat16")
 
@@ -139,6 +144,7 @@ def kv_cache_specs(
         rope_dim=_rope_dim(text),
         checkpoint_cache_dtype=checkpoint_cache_dtype(root, text),
     )
+    _check_context_parallel(text, layers, resolution)
     stages = pipeline_stages(
         layers.num_hidden_layers,
         options.pipeline_parallel_size,
@@ -167,6 +173,30 @@ def kv_cache_specs(
     )
 
 
+def _check_context_parallel(text: ConfigView, layers: ModelLayers, resolution: Resolution) -> None:
+    """Refuse decode context parallelism where the model's attention cannot do it, as vLLM does."""
+    dcp = resolution.options.decode_context_parallel_size
+    if dcp == 1:
+        return
+    kinds = {type(layer) for layer in layers.layers if not layer.is_draft}
+    if AttentionLayer in kinds and MLALayer not in kinds:
+        check_grouped_context_parallel(resolution.num_heads, text.num_kv_heads, resolution.tp, dcp)
+    for layer in layers.layers:
+        backend = get_backend(resolution.backend_of(layer))
+        if layer.is_draft or not backend.is_selectable:
+            continue
+        if not backend.supports_dcp:
+            raise ModelError(
+                f"{layer.name}: attention backend {backend.name} does not do decode context "
+                f"parallelism"
+            )
+        if backend.name == "FLASHMLA_SPARSE" and not is_quantized(resolution.cache_dtype):
+            raise ModelError(
+                f"{layer.name}: decode context parallelism with {backend.name} needs "
+                f"kv_cache_dtype fp8_ds_mla or fp8"
+            )
+
+
 def _overridden(values: dict[str, Any], overrides: Any) -> dict[str, Any]:
     merged = dict(values)
     for key, value in overrides.items():
@@ -185,6 +215,8 @@ def _family_layers(
     options: ModelOptions,
     dtype: str,
 ) -> ModelLayers:
+    if text is not root:
+        architecture = language_model(architecture, text.values)
     context = FamilyContext(
         architecture=name,
         root=root,

@@ -24,6 +24,7 @@ from kvplan.models.families.linear_attention import (
     kimi_linear,
     short_conv,
 )
+from kvplan.models.families.looped import loop_coder
 from kvplan.models.families.mamba import (
     falcon_h1,
     granite_hybrid,
@@ -65,6 +66,14 @@ class Architecture:
         return self.family.__module__.rpartition(".")[2]
 
 
+def _prefixed(row: Architecture, prefix: str, settings: dict[str, Any]) -> Architecture:
+    """A language model's row as part of a larger model."""
+    merged = {**row.settings, **settings}
+    if "linear_pattern" in merged:
+        merged["linear_pattern"] = prefix + merged["linear_pattern"]
+    return Architecture(row.family, prefix + row.pattern, merged)
+
+
 def _table() -> dict[str, Architecture]:
     table: dict[str, Architecture] = {}
 
@@ -73,18 +82,15 @@ def _table() -> dict[str, Architecture]:
             table[name] = Architecture(family, pattern, settings)
 
     def multimodal(names: str, base: str, prefix: str = _MULTIMODAL, **settings: Any) -> None:
-        row = table[base]
-        merged = {**row.settings, **settings}
-        if "linear_pattern" in merged:
-            merged["linear_pattern"] = prefix + merged["linear_pattern"]
         for name in names.split():
-            table[name] = Architecture(row.family, prefix + row.pattern, merged)
+            table[name] = _prefixed(table[base], prefix, settings)
 
     # Every layer alike.
     add(
         "LlamaForCausalLM LLaMAForCausalLM MistralForCausalLM Ministral3ForCausalLM "
         "InternLM3ForCausalLM IQuestCoderForCausalLM TeleChat3ForCausalLM SolarForCausalLM "
-        "TeleChat2ForCausalLM MixtralForCausalLM Qwen2ForCausalLM Qwen2MoeForCausalLM "
+        "TeleChat2ForCausalLM TeleFLMForCausalLM MixtralForCausalLM Qwen2ForCausalLM "
+        "Qwen2MoeForCausalLM "
         "Qwen3ForCausalLM Qwen3MoeForCausalLM MiMoForCausalLM Phi3ForCausalLM "
         "GraniteForCausalLM GraniteMoeForCausalLM GraniteMoeSharedForCausalLM "
         "GraniteMoeSWAForCausalLM GraniteSWAForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM "
@@ -94,7 +100,8 @@ def _table() -> dict[str, Architecture]:
         "SeedOssForCausalLM SmolLM3ForCausalLM Jais2ForCausalLM "
         "HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM MiniMaxM2ForCausalLM "
         "NemotronForCausalLM ApertusForCausalLM HYV3ForCausalLM OrionForCausalLM "
-        "MiniCPMForCausalLM",
+        "MiniCPMForCausalLM DeepseekForCausalLM PanguEmbeddedForCausalLM "
+        "PanguProMoEV2ForCausalLM Param2MoEForCausalLM Phi3VForCausalLM",
         dense,
     )
     add("PhiForCausalLM StableLmForCausalLM Starcoder2ForCausalLM", dense, ignores_window=True)
@@ -128,13 +135,13 @@ def _table() -> dict[str, Architecture]:
     # Chunks, latents, states.
     add("Llama4ForCausalLM", chunked_local)
     add(
-        "DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekForCausalLM AXK1ForCausalLM "
+        "DeepseekV2ForCausalLM DeepseekV3ForCausalLM AXK1ForCausalLM "
         "Glm4MoeLiteForCausalLM MistralLarge3ForCausalLM PanguUltraMoEForCausalLM "
-        "DeepseekV32ForCausalLM GlmMoeDsaForCausalLM",
+        "DeepseekV32ForCausalLM GlmMoeDsaForCausalLM SarvamMLAForCausalLM",
         mla,
     )
     add(
-        "LongcatFlashForCausalLM",
+        "LongcatFlashForCausalLM LongcatFlashNgramForCausalLM",
         mla,
         "model.layers.{i}.self_attn.{j}.attn",
         attentions_per_layer=2,
@@ -176,10 +183,22 @@ def _table() -> dict[str, Architecture]:
     add("ChatGLMModel ChatGLMForConditionalGeneration", dense, _CHATGLM)
     add("InternLM2ForCausalLM", dense, "model.layers.{i}.attention.attn")
     add("ExaoneForCausalLM", dense, "model.h.{i}.attn.attention.attn")
-    add("BailingMoeForCausalLM BailingMoeV2ForCausalLM", dense, "model.layers.{i}.attention.attn")
+    add(
+        "BailingMoeForCausalLM BailingMoeV2ForCausalLM SarvamMoEForCausalLM",
+        dense,
+        "model.layers.{i}.attention.attn",
+    )
+    add("Plamo3ForCausalLM", dense, "model.layers.layers.{i}.mixer.attn")
+    add("IQuestLoopCoderForCausalLM", loop_coder)
     add(
         "BailingMoeV2_5ForCausalLM",
         bailing_hybrid,
+        linear_pattern="model.layers.{i}.self_attn",
+    )
+    add(
+        "KimiLinearForCausalLM",
+        kimi_linear,
+        "model.layers.{i}.self_attn",
         linear_pattern="model.layers.{i}.self_attn",
     )
     add("WhisperForConditionalGeneration", whisper)
@@ -190,28 +209,40 @@ def _table() -> dict[str, Architecture]:
         "Qwen2_5OmniModel Qwen3VLForConditionalGeneration Qwen3ASRForConditionalGeneration "
         "AriaForConditionalGeneration AudioFlamingo3ForConditionalGeneration "
         "Glm4vForConditionalGeneration GlmOcrForConditionalGeneration "
-        "GlmAsrForConditionalGeneration GraniteSpeechForConditionalGeneration "
-        "GraniteSpeechPlusForConditionalGeneration InternVLForConditionalGeneration "
-        "InternVLChatModel MossTranscribeDiarizeForConditionalGeneration "
-        "PaddleOCRVLForConditionalGeneration LlavaForConditionalGeneration "
-        "LlavaNextForConditionalGeneration LlavaOnevisionForConditionalGeneration "
-        "Mistral3ForConditionalGeneration Qwen3VLMoeForConditionalGeneration "
-        "Glm4vMoeForConditionalGeneration VoxtralForConditionalGeneration",
+        "GlmAsrForConditionalGeneration Qwen3VLMoeForConditionalGeneration "
+        "MossTranscribeDiarizeForConditionalGeneration PaddleOCRVLForConditionalGeneration "
+        "Glm4vMoeForConditionalGeneration DotsOCRForCausalLM KeyeForConditionalGeneration "
+        "Qwen3OmniMoeForConditionalGeneration OpenCUAForConditionalGeneration "
+        "MoonshotKimiaForCausalLM",
         "LlamaForCausalLM",
     )
     multimodal(
-        "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration",
+        "InternVLForConditionalGeneration InternVLChatModel InternS1ForConditionalGeneration "
+        "LlavaForConditionalGeneration LlavaNextForConditionalGeneration "
+        "LlavaNextVideoForConditionalGeneration LlavaOnevisionForConditionalGeneration "
+        "Mistral3ForConditionalGeneration VoxtralForConditionalGeneration UltravoxModel "
+        "SkyworkR1VChatModel H2OVLChatModel NVLM_D Eagle2_5_VLForConditionalGeneration "
+        "LightOnOCRForConditionalGeneration "
+        "GraniteSpeechForConditionalGeneration GraniteSpeechPlusForConditionalGeneration",
         "LlamaForCausalLM",
-        "",
+        delegates=_MULTIMODAL,
     )
+    multimodal("MiniCPMV MiniCPMO", "LlamaForCausalLM", "llm.")
+    multimodal("Ovis", "LlamaForCausalLM", "llm.", delegates="llm.")
     for name in ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"):
         table[name] = Architecture(dense, "model.text_model.layers.{i}.self_attn.attn")
-    multimodal("Blip2ForConditionalGeneration", "OPTForCausalLM")
-    multimodal("PaliGemmaForConditionalGeneration", "GemmaForCausalLM", mm_prefix=True)
+    multimodal("Blip2ForConditionalGeneration", "OPTForCausalLM", delegates=_MULTIMODAL)
+    multimodal(
+        "PaliGemmaForConditionalGeneration",
+        "GemmaForCausalLM",
+        delegates=_MULTIMODAL,
+        mm_prefix=True,
+    )
     multimodal("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM", mm_prefix=True)
     multimodal("Cohere2VisionForConditionalGeneration", "Cohere2ForCausalLM")
     multimodal("Exaone4_5_ForConditionalGeneration", "Exaone4ForCausalLM")
     multimodal("Llama4ForConditionalGeneration", "Llama4ForCausalLM")
+    multimodal("Step3VLForConditionalGeneration", "Step3TextForCausalLM", "language_model")
     multimodal(
         "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration "
         "MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration",
@@ -224,19 +255,52 @@ def _table() -> dict[str, Architecture]:
         mm_prefix=True,
     )
     multimodal(
-        "KimiVLForConditionalGeneration KimiK25ForConditionalGeneration DeepseekVLV2ForCausalLM",
-        "DeepseekV3ForCausalLM",
+        "KimiVLForConditionalGeneration KimiK25ForConditionalGeneration", "DeepseekV3ForCausalLM"
     )
-    table["KimiK3ForConditionalGeneration"] = Architecture(
-        kimi_linear,
-        "language_model.model.layers.{i}.self_attn",
-        {"linear_pattern": "language_model.model.layers.{i}.self_attn"},
+    multimodal(
+        "DeepseekOCRForCausalLM DeepseekOCR2ForCausalLM",
+        "DeepseekV2ForCausalLM",
+        delegates=_MULTIMODAL,
     )
+    multimodal(
+        "DeepseekVLV2ForCausalLM", "DeepseekV2ForCausalLM", "language.", delegates="language."
+    )
+    multimodal("KimiK3ForConditionalGeneration", "KimiLinearForCausalLM")
+    multimodal("Lfm2VlForConditionalGeneration", "Lfm2ForCausalLM", "language.")
     multimodal("MuseGlimmerForConditionalGeneration", "MuseGlimmerForCausalLM", "")
     return table
 
 
 ARCHITECTURES = _table()
+
+
+#: Language models that a wrapper's text config names by its model type only.
+_BY_MODEL_TYPE = {
+    "gemma2": "Gemma2ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "internlm2": "InternLM2ForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+}
+
+
+def language_model(row: Architecture, text: dict[str, Any]) -> Architecture:
+    """The row of what a wrapper wraps, where the text config decides; else the wrapper's own.
+
+    Mirrors vllm/model_executor/models/utils.py::init_vllm_registered_model (0.33).
+
+    Raises:
+        UnknownArchitecture: If the text config names a language model that is not known.
+    """
+    prefix = row.settings.get("delegates")
+    if prefix is None:
+        return row
+    names = text.get("architectures") or [_BY_MODEL_TYPE.get(str(text.get("model_type")))]
+    names = [name for name in names if isinstance(name, str)]
+    if not names:
+        return row
+    _, inner = find_architecture(names)
+    shared = {key: row.settings[key] for key in ("mm_prefix",) if key in row.settings}
+    return _prefixed(inner, prefix, shared)
 
 
 def known_architectures() -> list[str]:

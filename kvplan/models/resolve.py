@@ -152,6 +152,7 @@ class Resolution:
                 uses_mla=True,
                 is_sparse=layer.is_sparse,
                 num_heads=max(1, self.num_heads // self.tp),
+                uses_dcp=self.options.decode_context_parallel_size > 1,
             )
             return choose_backend(needs, self.capability, self.options.attention_backend)
         assert isinstance(layer, AttentionLayer)
@@ -164,6 +165,7 @@ class Resolution:
             mm_prefix=self.model.mm_prefix,
             asymmetric=layer.head_size_v not in (None, layer.head_size),
             num_heads=max(1, self.num_heads // self.tp),
+            uses_dcp=self.options.decode_context_parallel_size > 1,
         )
         return choose_backend(needs, self.capability, self.options.attention_backend)
 

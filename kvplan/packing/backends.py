@@ -51,6 +51,11 @@ class AttentionBackend:
     is_selectable: bool = True
     exact_block_sizes: bool = False
 
+    @property
+    def supports_dcp(self) -> bool:
+        """Whether its kernels return what decode context parallelism combines."""
+        return self.name in _WITH_DCP
+
 
 def _flash_like(name: str, dtypes: tuple[str, ...], **fields: object) -> AttentionBackend:
     return AttentionBackend(name, (MultipleOf(16),), dtypes, **fields)  # type: ignore[arg-type]
@@ -66,6 +71,24 @@ def _layer(name: str, sizes: tuple[int | MultipleOf, ...], **fields: object) -> 
     return AttentionBackend(name, sizes, is_selectable=False, **fields)  # type: ignore[arg-type]
 
 
+_WITH_DCP = frozenset(
+    (
+        "FLASH_ATTN",
+        "FLASH_ATTN_DIFFKV",
+        "FLASHINFER",
+        "FLASHINFER_MLA",
+        "TOKENSPEED_MLA",
+        "FLASHINFER_MLA_SPARSE",
+        "TRITON_MLA",
+        "CUTLASS_MLA",
+        "FLASHMLA",
+        "FLASHMLA_SPARSE",
+        "FLASH_ATTN_MLA",
+        "FLASH_ATTN_MLA_SPARSE_FA4",
+        "ROCM_AITER_MLA",
+        "ROCM_AITER_TRITON_MLA",
+    )
+)
 _ROCM_HEADS = (32, 64, 80, 96, 128, 160, 192, 224, 256)
 _MSA = ("bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 

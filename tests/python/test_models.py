@@ -164,6 +164,54 @@ def test_dcp_must_divide_tp():
         planned(LLAMA, tensor_parallel_size=4, decode_context_parallel_size=3)
 
 
+def test_dcp_needs_replicated_heads_and_a_backend_that_does_it():
+    planned(LLAMA, tensor_parallel_size=16, decode_context_parallel_size=2)
+    for tp in (8, 16):
+        with pytest.raises(
+            ModelError, match=r"needs tensor_parallel_size 32 or more: .* 8 KV heads"
+        ):
+            planned(LLAMA, tensor_parallel_size=tp, decode_context_parallel_size=4)
+    with pytest.raises(ModelError, match="3 query heads of each KV head must be divisible by"):
+        planned(
+            {**LLAMA, "hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 4},
+            tensor_parallel_size=12,
+            decode_context_parallel_size=2,
+        )
+    with pytest.raises(ModelError, match="TRITON_ATTN does not do decode context parallelism"):
+        planned(
+            LLAMA,
+            tensor_parallel_size=16,
+            decode_context_parallel_size=2,
+            attention_backend="TRITON_ATTN",
+        )
+    sparse = models.load("deepseek-v3.2")
+    options = {"tensor_parallel_size": 8, "decode_context_parallel_size": 8}
+    with pytest.raises(ModelError, match="FLASHMLA_SPARSE needs kv_cache_dtype fp8_ds_mla or fp8"):
+        models.kv_cache_specs(sparse, ModelOptions(**options))
+    models.kv_cache_specs(sparse, ModelOptions(**options, kv_cache_dtype="fp8"))
+
+
+def test_windows_that_are_listed_layer_by_layer():
+    listed = planned({**LLAMA, "interleaved_sliding_window": [None, 64, 64] * 2})
+    windows = [getattr(s, "sliding_window", None) for s in listed.kv_cache_specs[0].values()]
+    assert windows == [None, 64, 64] * 2
+    with pytest.raises(ModelError, match="has 2 entries, but the model has 6 layers"):
+        planned({**LLAMA, "interleaved_sliding_window": [None, 64]})
+    with pytest.raises(ModelError, match=r"interleaved_sliding_window\[1\] is -1"):
+        planned({**LLAMA, "interleaved_sliding_window": [None, -1] * 3})
+
+
+def test_wrappers_follow_the_language_model_they_name():
+    wrapper = {"architectures": ["InternVLChatModel"], "model_type": "internvl_chat"}
+    inner = {**LLAMA, "architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2"}
+    names = list(planned({**wrapper, "llm_config": inner}).kv_cache_specs[0])
+    assert names[0] == "language_model.model.layers.0.attention.attn"
+    unnamed = planned({**wrapper, "llm_config": without(inner, "architectures")})
+    assert list(unnamed.kv_cache_specs[0]) == names
+    with pytest.raises(UnknownArchitecture, match="NoSuchModel"):
+        planned({**wrapper, "llm_config": {**inner, "architectures": ["NoSuchModel"]}})
+
+
 def test_context_length_follows_rope_scaling():
     assert planned(LLAMA).config["max_model_len"] == 8192
     linear = {**LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}}

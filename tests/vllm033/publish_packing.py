@@ -85,6 +85,7 @@ def published() -> dict[str, Any]:
             "head_sizes": list(backend.get_supported_head_sizes()),
             "is_mla": backend.is_mla(),
             "is_sparse": backend.is_sparse(),
+            "supports_dcp": backend.supports_dcp(),
             "specs": specs,
         }
     return {"cases": cases, "backends": result}

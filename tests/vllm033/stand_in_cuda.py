@@ -15,6 +15,7 @@ import os
 import sys
 import types
 from typing import Any
+from unittest.mock import MagicMock
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -160,6 +161,10 @@ class StandInCuda(NonNvmlCudaPlatform):
         return 64
 
     @classmethod
+    def get_cuda_runtime_major(cls) -> int:
+        return 13
+
+    @classmethod
     def num_compute_units(cls, device_id: int = 0) -> int:
         return 132
 
@@ -194,9 +199,12 @@ torch.cuda.current_stream = lambda *a: _Stub()
 torch.accelerator.current_device_index = lambda: 0
 torch.cuda.get_device_properties = lambda *a, **k: _Properties()
 torch.cuda.get_device_capability = lambda *a, **k: CAPABILITY
+torch.accelerator.empty_cache = lambda: None
 
+import vllm.tokenizers as _tokenizers
 import vllm.utils.import_utils as _import_utils
 
+_tokenizers.cached_tokenizer_from_config = lambda *a, **k: MagicMock()
 _import_utils.has_deep_gemm = lambda: True
 import vllm.utils.flashinfer as _flashinfer
 
@@ -253,7 +261,7 @@ class BuildOnMeta(torch.overrides.TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = torch.device("meta")
-        if func is torch.Tensor.cuda:
+        if func in (torch.Tensor.cuda, torch.Tensor.cpu):
             return args[0]
         if func is torch.Tensor.to and len(args) > 1 and str(args[1]).startswith("cuda"):
             args = (args[0], torch.device("meta"), *args[2:])
@@ -266,13 +274,16 @@ class BuildOnMeta(torch.overrides.TorchFunctionMode):
 
 class _ProcessGroup:
     def __init__(self, size: int, rank: int) -> None:
-        self._size, self._rank = size, rank
+        self._size, self._rank, self.world_size = size, rank, size
 
     def size(self) -> int:
         return self._size
 
     def rank(self) -> int:
         return self._rank
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
 
 
 class _Communicator:
@@ -350,6 +361,15 @@ def _initialize_drafter(config: Any, initialize_model: Any) -> None:
     )
 
 
+class _Section(dict):
+    """A part of a config, read as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(name)
+
+
 def _register_remote_config(model_dir: str) -> None:
     """Stand in for a config class that a checkpoint would bring as remote code."""
     import json
@@ -357,12 +377,29 @@ def _register_remote_config(model_dir: str) -> None:
     from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
     from vllm.transformers_utils.config import _CONFIG_REGISTRY
 
+    def as_config(value: Any) -> Any:
+        if isinstance(value, list):
+            return [as_config(entry) for entry in value]
+        if not isinstance(value, dict):
+            return value
+        if value.get("model_type") in CONFIG_MAPPING:
+            return AutoConfig.for_model(**value)
+        return _Section({key: as_config(entry) for key, entry in value.items()})
+
+    def init(self: Any, **values: Any) -> None:
+        for key in values:
+            if key.endswith(("_config", "_configs")):
+                values[key] = as_config(values[key])
+        PreTrainedConfig.__init__(self, **values)
+
     with open(os.path.join(model_dir, "config.json")) as file:
         config = json.load(file)
     model_type = config.get("model_type", "")
     if model_type and model_type not in CONFIG_MAPPING and model_type not in _CONFIG_REGISTRY:
-        remote = type("RemoteConfig", (PreTrainedConfig,), {"model_type": model_type})
-        AutoConfig.register(model_type, remote)
+        AutoConfig.register(
+            model_type,
+            type("RemoteConfig", (PreTrainedConfig,), {"model_type": model_type, "__init__": init}),
+        )
 
 
 def registered(model_dir: str, **engine_args: Any) -> dict[str, Any]:
@@ -382,6 +419,10 @@ def registered(model_dir: str, **engine_args: Any) -> dict[str, Any]:
         resolve_kv_cache_layout,
     )
     from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
+    from vllm.v1.worker.workspace import (
+        init_workspace_manager,
+        is_workspace_manager_initialized,
+    )
 
     _register_remote_config(model_dir)
     engine_args.setdefault("max_num_batched_tokens", 8192)
@@ -400,6 +441,8 @@ def registered(model_dir: str, **engine_args: Any) -> dict[str, Any]:
     import vllm.v1.attention.backends.flashinfer as flashinfer
 
     flashinfer._get_multi_ctas_kv_counter_buffer = lambda *a: None
+    if not is_workspace_manager_initialized():
+        init_workspace_manager(torch.device("meta"))
 
     def layers() -> dict[str, Any]:
         return get_layers_from_vllm_config(config, AttentionLayerBase)
@@ -418,7 +461,11 @@ def registered(model_dir: str, **engine_args: Any) -> dict[str, Any]:
         ):
             initialize_model(config)
             speculative = config.speculative_config
-            if speculative is not None and speculative.draft_model_config is not None:
+            if (
+                stage == pp - 1
+                and speculative is not None
+                and speculative.draft_model_config is not None
+            ):
                 target_layers = set(layers())
                 _initialize_drafter(config, initialize_model)
                 for name, layer in layers().items():

@@ -104,6 +104,7 @@ def test_kernel_block_sizes_and_layouts(vllm: Any) -> None:
         assert [encode(size) for size in sizes] == backend["kernel_block_sizes"], name
         assert default_block_size(known, 16, sizes) == backend["preferred_block_size"], name
         assert (known.is_mla, known.is_sparse) == (backend["is_mla"], backend["is_sparse"]), name
+        assert known.supports_dcp == backend["supports_dcp"], name
         assert list(known.kv_cache_dtypes) == backend["kv_cache_dtypes"], name
         if known.head_sizes:
             assert list(known.head_sizes) == backend["head_sizes"], name

@@ -92,11 +92,19 @@ def gated_delta(context: FamilyContext) -> ModelLayers:
     return ModelLayers(
         layers=found,
         num_hidden_layers=len(kinds),
-        is_hybrid=True,
+        is_hybrid=_is_hybrid(context, kinds),
         page_kv_heads=kv_heads,
         page_head_size=head_size,
         model_type=text.model_type,
     )
+
+
+def _is_hybrid(context: FamilyContext, kinds: list[str]) -> bool:
+    """Whether vLLM treats the model as a hybrid: it looks for layer kinds at the top level only.
+
+    Mirrors vllm/config/model.py::ModelConfig.is_hybrid (0.33).
+    """
+    return context.text is not context.root or any(kind not in _FULL for kind in kinds)
 
 
 def short_conv(context: FamilyContext) -> ModelLayers:
@@ -128,7 +136,7 @@ def short_conv(context: FamilyContext) -> ModelLayers:
     return ModelLayers(
         layers=tuple(layers()),
         num_hidden_layers=num_layers,
-        is_hybrid=any(kind not in _FULL for kind in kinds),
+        is_hybrid=_is_hybrid(context, kinds),
         page_kv_heads=kv_heads,
         page_head_size=head_size,
         model_type=text.model_type,

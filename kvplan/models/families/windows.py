@@ -52,6 +52,9 @@ def window_of_layers(context: FamilyContext) -> list[int | None]:
         ModelError: If a layer slides and no window is given.
     """
     num_layers = context.text.num_layers
+    listed = _listed_windows(context, num_layers)
+    if listed is not None:
+        return listed
     kinds = layer_kinds(context)
     if kinds is None or (context.setting("needs_flag") and not _flag(context)):
         return [model_window(context)] * num_layers
@@ -69,6 +72,24 @@ def window_of_layers(context: FamilyContext) -> list[int | None]:
             )
         windows.append(window + extra)
     return windows
+
+
+def _listed_windows(context: FamilyContext, num_layers: int) -> list[int | None] | None:
+    """Windows that the config spells out layer by layer, as PLaMo 3 does."""
+    for key in ("interleaved_sliding_window", "sliding_window"):
+        windows = context.text.own(key)
+        if not isinstance(windows, list):
+            continue
+        where = f"{context.text.where}.{key}"
+        if len(windows) != num_layers:
+            raise ModelError(
+                f"{where} has {len(windows)} entries, but the model has {num_layers} layers"
+            )
+        for i, window in enumerate(windows):
+            if window is not None and (not isinstance(window, int) or window < 1):
+                raise ModelError(f"{where}[{i}] is {window!r}, which is not a number of tokens")
+        return windows
+    return None
 
 
 def _flag(context: FamilyContext) -> bool:
