@@ -129,10 +129,25 @@ def fill(pool) -> list[bytes]:
     return hashes
 
 
+def lookup_hot(pool):
+    """The same 1,000 entries again and again: a popular prefix."""
+    keys = fill(pool)[50_000:51_000]
+    groups = [0]
+
+    def call() -> None:
+        get = pool.get_cached_block
+        for key in keys:
+            get(key, groups)
+
+    return call, len(keys)
+
+
 def lookup(pool, hit: bool):
     hashes = fill(pool)
     keys = hashes if hit else new_hashes(NUM_BLOCKS - 1, 2)
     random.Random(3).shuffle(keys)
+    # New objects in the order of the lookups: a server has just computed them.
+    keys = [bytes(bytearray(key)) for key in keys]
     groups = [0]
     position = 0
     count = 2000
@@ -226,6 +241,7 @@ CASES = {
     "allocate + cache + free, n = 1000": (allocate_cache_and_free, {"n": 1000}, True),
     "touch + free, n = 8": (touch_and_free, {"n": 8}, True),
     "touch + free, n = 1000": (touch_and_free, {"n": 1000}, True),
+    "lookup, hit in a popular prefix": (lookup_hot, {}, True),
     "lookup, hit": (lookup, {"hit": True}, True),
     "lookup, miss": (lookup, {"hit": False}, True),
     "insert + evict, n = 1000": (insert, {"n": 1000}, True),
@@ -243,6 +259,7 @@ CPP_NAMES = {
     "allocate + cache + free, n = 1000": "allocate_cache_and_free/1000",
     "touch + free, n = 8": "touch_and_free/8",
     "touch + free, n = 1000": "touch_and_free/1000",
+    "lookup, hit in a popular prefix": "find_hot",
     "lookup, hit": "find/hit",
     "lookup, miss": "find/miss",
 }
@@ -321,6 +338,7 @@ def row(name: str, figures: dict[str, float], cpp: float | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpp", help="the block_pool_benchmark executable")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--quick", action="store_true", help="fewer samples")
     args = parser.parse_args()
     samples = 10 if args.quick else 60
@@ -329,6 +347,8 @@ def main() -> None:
     print("| per block | vLLM | kvplan, block objects | kvplan, arrays | kvplan, C++ |")
     print("|---|---|---|---|---|")
     for count in (10_000, 200_000, 2_000_000):
+        if args.only not in f"construct {count:,}":
+            continue
         calls = {
             name: (lambda make=make, count=count: make(count, True, BLOCK))
             for name, make in FACES.items()
@@ -337,6 +357,8 @@ def main() -> None:
         figures = sample(calls, 1, 3 if count > 200_000 else max(3, samples // 6))
         row(name, figures, cpp.get(CPP_NAMES[name]))
     for name, (case, keywords, caching) in CASES.items():
+        if args.only not in name:
+            continue
         calls = {}
         items = 1
         for face, make in FACES.items():

@@ -146,6 +146,19 @@ void find(benchmark::State& state, bool hit) {
 BENCHMARK_CAPTURE(find, hit, true);
 BENCHMARK_CAPTURE(find, miss, false);
 
+/// The same 1,000 entries of a full pool again and again: a popular prefix.
+void find_hot(benchmark::State& state) {
+  const std::vector<std::string> hashes = make_hashes(kNumBlocks - 1, 1);
+  const BlockPool pool = full_cache(views(hashes));
+  size_t at = 0;
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(pool.find(hashes[50'000 + at], kGroup));
+    if (++at == 1000) at = 0;
+  }
+  state.SetItemsProcessed(state.iterations());
+}
+BENCHMARK(find_hot);
+
 /// The longest cached prefix of one request of 1,000 blocks.
 void find_prefix(benchmark::State& state) {
   const std::vector<std::string> hashes = make_hashes(kNumBlocks - 1, 1);

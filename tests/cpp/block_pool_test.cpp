@@ -5,6 +5,7 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "block_pool_model.h"
@@ -324,6 +325,31 @@ TEST(BlockPool, AThrowingCallbackLeavesTheBlocksFree) {
   EXPECT_EQ(pool.free_block_ids(), (Ids{2, 3, 1}));
   pool.check_invariants();
 }
+
+#if KVPLAN_CHECKS
+TEST(BlockPool, ASecondThreadIsRefused) {
+  BlockPool pool(4);
+  pool.get_new_blocks(int64_t{1});
+  bool refused = false;
+  // The callback keeps the first thread inside the pool; it may itself call the pool again.
+  pool.unpin_blocks(Ids{1}, [&](BlockId) {
+    pool.touch(Ids{0});
+    std::thread second([&] {
+      try {
+        pool.touch(Ids{0});
+      } catch (const BlockPoolError&) {
+        refused = true;
+      }
+    });
+    second.join();
+  });
+  pool.get_new_blocks(int64_t{3});
+  EXPECT_TRUE(refused);
+  std::thread later([&] { pool.free_blocks(Ids{1}); });
+  later.join();
+  EXPECT_TRUE(pool.is_free(1));
+}
+#endif
 
 TEST(BlockPool, ResetNeedsAllBlocksFree) {
   BlockPool pool(4, {.enable_events = true});

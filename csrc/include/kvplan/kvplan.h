@@ -1,6 +1,7 @@
 #pragma once
 
-// Everything a C++ user of the planner needs.
+// Everything a C++ user of the planner and the block pool needs.
+#include "kvplan/block_pool.h"
 #include "kvplan/checked.h"
 #include "kvplan/compact.h"
 #include "kvplan/config.h"
