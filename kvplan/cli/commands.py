@@ -21,6 +21,7 @@ COMMANDS: dict[str, Entry] = {
     "explain": Entry("explain", "One request's bill, group by group, in plain words."),
     "frontier": Entry("frontier", "Groups against tokens: vLLM's grouping and the better ones."),
     "diff": Entry("diff", "Two plans side by side."),
+    "check": Entry("check", "Check a placement with the independent checker."),
     "sweep": Entry("sweep", "Plan a whole grid of what-ifs into a CSV or JSON file."),
     "models": Entry("models", "List the built-in models and the known architectures."),
     "completion": Entry("completion", "Print the completion script of a shell."),

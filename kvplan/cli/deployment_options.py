@@ -131,9 +131,7 @@ PLANNER_OPTIONS = (
         type=POSITIVE,
         help="Steps in flight at once.  [default: --pp + 1]",
     ),
-    click.option(
-        "--num-gpu-blocks-override", type=click.IntRange(min=1), help="Plan with this many blocks."
-    ),
+    click.option("--num-gpu-blocks-override", type=POSITIVE, help="Plan with this many blocks."),
     click.option("--layout", type=Name("layout", LAYOUTS), help="KV cache layout, e.g. BLHNC."),
     click.option(
         "--grouping",

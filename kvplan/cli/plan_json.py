@@ -7,6 +7,7 @@ from typing import Any
 
 import kvplan
 from kvplan.cli.knobs import Knob
+from kvplan.cli.placement_file import placement_dict
 from kvplan.cli.question import PlannerInput
 
 VERSION = 1
@@ -85,6 +86,7 @@ def plan_dict(given: PlannerInput, plan: kvplan.Plan, knobs: list[Knob]) -> dict
         ],
         "knobs": [_knob_dict(knob) for knob in knobs],
         "warnings": list(plan.warnings),
+        "placement": placement_dict(plan, given.kv_cache_specs),
     }
 
 
