@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import kvplan
+
 vllm = pytest.importorskip("vllm")
 
 HERE = Path(__file__).parent
@@ -15,7 +17,8 @@ NUM_BLOCKS = 500
 
 
 def serve(which, tmp_path):
-    path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    packages = Path(kvplan.__file__).parents[1]  # of the kvplan under test
+    path = os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, str(HERE / "pool_load.py"), which, str(tmp_path / which)],
         capture_output=True,

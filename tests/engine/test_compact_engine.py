@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+import kvplan
+
 pytest.importorskip("vllm")
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+PACKAGES = Path(kvplan.__file__).parents[1]  # of the kvplan under test
 
 # Model, the most groups for kvplan, and the layers of its groups under vLLM and under kvplan.
 CASES = [
@@ -26,7 +28,7 @@ CASES = [
 
 
 def generate(model, max_groups):
-    path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    path = [str(PACKAGES), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run(
         [sys.executable, HERE / "generate.py", model, "vllm", str(max_groups)],
