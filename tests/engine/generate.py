@@ -20,14 +20,29 @@ os.environ |= {
 }
 
 from compact_groups import use_compact, use_vllm
-from tiny_models import MODELS
+from tiny_models import MODELS, ODD_LAYER
 from vllm import LLM, SamplingParams
 from vllm.model_executor.model_loader import dummy_loader
+from vllm.model_executor.models import gemma3
 
 # Weights so large that every token of the context moves the logits.
 dummy_loader.initialize_single_dummy_weight = partial(
     dummy_loader.initialize_single_dummy_weight, low=-0.25, high=0.25
 )
+
+
+def make_odd() -> None:
+    """One attention layer of another shape, which no config.json of this family can ask for."""
+    build = gemma3.Gemma3Attention.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if f".{ODD_LAYER}." in kwargs["prefix"]:
+            for count in ("num_heads", "num_kv_heads"):
+                kwargs[count] //= 2
+            kwargs["head_dim"] *= 2
+        build(self, *args, **kwargs)
+
+    gemma3.Gemma3Attention.__init__ = init
 
 
 def prompts() -> list[list[int]]:
@@ -75,6 +90,8 @@ def run(model_dir: str, prefix_caching: bool) -> dict[str, Any]:
 
 def main() -> None:
     name, *groupings = sys.argv[1:]
+    if name == "odd_layer":
+        make_odd()
     results = {}
     with tempfile.TemporaryDirectory() as model_dir:
         Path(model_dir, "config.json").write_text(json.dumps(MODELS[name]))

@@ -22,7 +22,7 @@ PACKAGES = Path(kvplan.__file__).parents[1]  # of the kvplan under test
 # Model, the most groups for kvplan, and the layers of its groups under vLLM and under kvplan.
 CASES = [
     ("gemma3_style", 4, [2, 2, 2, 2, 1, 2], [3, 3, 3, 2]),
-    ("odd_layer", 3, [1] * 11, [5, 5, 1]),
+    ("odd_layer", 6, [1] * 11, [2, 2, 2, 2, 1, 2]),
     ("mamba_hybrid", 64, [3, 2, 2, 3], [1] * 10),
 ]
 

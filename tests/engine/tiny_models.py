@@ -63,7 +63,10 @@ def lfm2(num_layers: int, full_layers: tuple[int, ...]) -> dict[str, Any]:
 MODELS = {
     # Two full layers and nine windows: vLLM's groups are two layers wide, one of them half empty.
     "gemma3_style": gemma3(11, (5, 10)),
-    # One full layer beside ten windows: vLLM makes eleven groups of one layer.
-    "odd_layer": gemma3(11, (10,)),
+    # The same with one full layer of another shape: vLLM makes eleven groups of one layer.
+    "odd_layer": gemma3(11, (5, 10)),
     "mamba_hybrid": lfm2(10, (2, 5, 9)),
 }
+
+#: Layer of `odd_layer` with half as many heads, twice as large: its page has as many bytes.
+ODD_LAYER = 10

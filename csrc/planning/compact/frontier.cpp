@@ -62,18 +62,20 @@ class Model {
       : ctx_(ctx), config_(config), stages_(find_stages(ctx, layers, layer_lists)) {
     lower_bound_bytes_ = lower_bound(layers);
     group_like_vllm(layers);
-    // One group without padding cannot be improved, and HiSparse groups are the builder's.
-    const bool settled =
-        layers.empty() || config.disable_hybrid_kv_cache_manager || has_hisparse(layers) ||
-        (vllm_ && vllm_->num_groups == 1 && vllm_->request_bytes == lower_bound_bytes_);
-    if (!settled && make_all_buckets(layers)) result_ = search(buckets_);
-    if (settled && !vllm_groups_) std::rethrow_exception(vllm_error_);
+    const bool ideal = layers.empty() || (vllm_ && vllm_->num_groups == 1 &&
+                                          vllm_->request_bytes == lower_bound_bytes_);
+    // With the hybrid manager disabled all layers are to be alike; HiSparse groups are the
+    // builder's.
+    const bool fixed = config.disable_hybrid_kv_cache_manager || has_hisparse(layers);
+    if (!ideal && !fixed && make_all_buckets(layers)) result_ = search(buckets_);
+    proven_ = ideal || (!result_.points.empty() && result_.exact && all_options_);
     if (result_.points.empty() && !vllm_groups_) std::rethrow_exception(vllm_error_);
   }
 
   const std::optional<GroupingPoint>& vllm() const { return vllm_; }
   int64_t lower_bound_bytes() const { return lower_bound_bytes_; }
-  bool exact() const { return result_.exact && all_options_; }
+  /// Whether every point is proven to be the best for its number of groups.
+  bool exact() const { return proven_; }
 
   /// The points that nothing beats, vLLM's among them where it is one.
   std::vector<GroupingPoint> points() const {
@@ -308,7 +310,9 @@ class Model {
   }
 
   int64_t bound_for(const GroupingPoint& p) const {
-    if (!result_.all_widths || !all_options_) return std::min(p.request_bytes, lower_bound_bytes_);
+    if (proven_) return p.request_bytes;
+    const int64_t floor = std::min(p.request_bytes, lower_bound_bytes_);
+    if (result_.points.empty() || !result_.all_widths || !all_options_) return floor;
     const auto it = result_.relaxed.upper_bound(p.num_groups);
     if (it == result_.relaxed.begin()) return p.request_bytes;
     return std::min(p.request_bytes, std::prev(it)->second);
@@ -325,6 +329,7 @@ class Model {
   std::vector<Bucket> buckets_;
   SearchResult result_;
   bool all_options_ = true;
+  bool proven_ = false;
   int64_t lower_bound_bytes_ = 0;
 };
 
