@@ -24,7 +24,7 @@ from typing import Any
 NUM_LAYERS = 64
 BATCH = 16
 PROMPT_TOKENS = 64
-DECODE_TOKENS = 96
+DECODE_TOKENS = 40
 
 
 def best_ms(function: Callable[[], Any], repeats: int = 7) -> float:
