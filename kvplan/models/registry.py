@@ -6,7 +6,7 @@ Mirrors vllm/model_executor/models/registry.py (0.33).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,7 @@ class Architecture:
 
 def _prefixed(row: Architecture, prefix: str, settings: dict[str, Any]) -> Architecture:
     """A language model's row as part of a larger model."""
-    merged = {**row.settings, **settings}
+    merged = {**row.settings, **settings, "prefix": prefix}
     if "linear_pattern" in merged:
         merged["linear_pattern"] = prefix + merged["linear_pattern"]
     return Architecture(row.family, prefix + row.pattern, merged)
@@ -101,7 +101,8 @@ def _table() -> dict[str, Architecture]:
         "HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM MiniMaxM2ForCausalLM "
         "NemotronForCausalLM ApertusForCausalLM HYV3ForCausalLM OrionForCausalLM "
         "MiniCPMForCausalLM DeepseekForCausalLM PanguEmbeddedForCausalLM "
-        "PanguProMoEV2ForCausalLM Param2MoEForCausalLM Phi3VForCausalLM",
+        "PanguProMoEV2ForCausalLM Param2MoEForCausalLM Phi3VForCausalLM MolmoForCausalLM "
+        "Phi4MMForCausalLM",
         dense,
     )
     add("PhiForCausalLM StableLmForCausalLM Starcoder2ForCausalLM", dense, ignores_window=True)
@@ -213,7 +214,7 @@ def _table() -> dict[str, Architecture]:
         "MossTranscribeDiarizeForConditionalGeneration PaddleOCRVLForConditionalGeneration "
         "Glm4vMoeForConditionalGeneration DotsOCRForCausalLM KeyeForConditionalGeneration "
         "Qwen3OmniMoeForConditionalGeneration OpenCUAForConditionalGeneration "
-        "MoonshotKimiaForCausalLM",
+        "MoonshotKimiaForCausalLM Ernie4_5_VLMoeForConditionalGeneration",
         "LlamaForCausalLM",
     )
     multimodal(
@@ -222,7 +223,8 @@ def _table() -> dict[str, Architecture]:
         "LlavaNextVideoForConditionalGeneration LlavaOnevisionForConditionalGeneration "
         "Mistral3ForConditionalGeneration VoxtralForConditionalGeneration UltravoxModel "
         "SkyworkR1VChatModel H2OVLChatModel NVLM_D Eagle2_5_VLForConditionalGeneration "
-        "LightOnOCRForConditionalGeneration "
+        "LightOnOCRForConditionalGeneration QianfanOCRForConditionalGeneration "
+        "Llama_Nemotron_Nano_VL "
         "GraniteSpeechForConditionalGeneration GraniteSpeechPlusForConditionalGeneration",
         "LlamaForCausalLM",
         delegates=_MULTIMODAL,
@@ -265,6 +267,12 @@ def _table() -> dict[str, Architecture]:
     multimodal(
         "DeepseekVLV2ForCausalLM", "DeepseekV2ForCausalLM", "language.", delegates="language."
     )
+    multimodal(
+        "NemotronH_Nano_VL_V2 NemotronH_Nano_Omni_Reasoning_V3 "
+        "NemotronH_Super_Omni_Reasoning_V3 NemotronH_Omni_Reasoning_V3",
+        "NemotronHForCausalLM",
+        delegates=_MULTIMODAL,
+    )
     multimodal("KimiK3ForConditionalGeneration", "KimiLinearForCausalLM")
     multimodal("Lfm2VlForConditionalGeneration", "Lfm2ForCausalLM", "language.")
     multimodal("MuseGlimmerForConditionalGeneration", "MuseGlimmerForCausalLM", "")
@@ -283,7 +291,7 @@ _BY_MODEL_TYPE = {
 }
 
 
-def language_model(row: Architecture, text: dict[str, Any]) -> Architecture:
+def language_model(row: Architecture, text: Mapping[str, Any]) -> Architecture:
     """The row of what a wrapper wraps, where the text config decides; else the wrapper's own.
 
     Mirrors vllm/model_executor/models/utils.py::init_vllm_registered_model (0.33).

@@ -142,7 +142,7 @@ class Resolution:
                 "mamba1": "MAMBA1_ATTN",
                 "mamba2": "MAMBA2_ATTN",
                 "short_conv": "SHORT_CONV_ATTN",
-                "linear": "LINEAR_ATTN",
+                "linear": "BAILING_LINEAR_ATTN",
                 "gdn_attn": "GDN_ATTN",
             }[layer.mamba_type]
         if isinstance(layer, MLALayer):

@@ -286,7 +286,7 @@ _BACKENDS = (
     _layer("MAMBA1_ATTN", (MultipleOf(1),), is_state=True),
     _layer("MAMBA2_ATTN", (MultipleOf(1),), is_state=True),
     _layer("SHORT_CONV_ATTN", (MultipleOf(1),), is_state=True),
-    _layer("LINEAR_ATTN", (MultipleOf(1),), is_state=True),
+    _layer("BAILING_LINEAR_ATTN", (MultipleOf(1),), is_state=True),
     _layer("GDN_ATTN", (MultipleOf(1),), is_state=True),
 )
 

@@ -36,6 +36,11 @@ class FamilyContext:
         """Tensor parallel size."""
         return self.options.tensor_parallel_size
 
+    @property
+    def prefix(self) -> str:
+        """What a multimodal wrapper puts before the names of its language model."""
+        return self.setting("prefix", "")
+
     def name(self, index: int) -> str:
         """VLLM's name of a layer's attention."""
         return self.pattern.format(i=index)

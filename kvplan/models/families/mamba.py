@@ -101,13 +101,13 @@ def jamba(context: FamilyContext) -> ModelLayers:
         for i, kind in enumerate(kinds):
             if kind in _ATTENTION:
                 yield AttentionLayer(
-                    name=f"model.layers.{i}.attn",
+                    name=f"{context.prefix}model.layers.{i}.attn",
                     index=i,
                     num_kv_heads=kv_heads,
                     head_size=head_size,
                 )
             else:
-                yield _mamba1_layer(f"model.layers.{i}.mixer", i, shapes, dtypes)
+                yield _mamba1_layer(f"{context.prefix}model.layers.{i}.mixer", i, shapes, dtypes)
 
     return _hybrid(context, layers(), kv_heads, head_size, num_layers)
 
@@ -141,13 +141,13 @@ def granite_hybrid(context: FamilyContext) -> ModelLayers:
         for i, kind in enumerate(kinds):
             if kind in _ATTENTION:
                 yield AttentionLayer(
-                    name=f"model.layers.{i}.self_attn.attn",
+                    name=f"{context.prefix}model.layers.{i}.self_attn.attn",
                     index=i,
                     num_kv_heads=kv_heads,
                     head_size=head_size,
                 )
             elif kind in _STATE:
-                yield _mamba2_layer(f"model.layers.{i}.mixer", i, shapes, dtypes)
+                yield _mamba2_layer(f"{context.prefix}model.layers.{i}.mixer", i, shapes, dtypes)
             else:
                 raise ModelError(f"{text.where}.layer_types[{i}] is {kind!r}, which is unknown")
 
@@ -183,9 +183,12 @@ def falcon_h1(context: FamilyContext) -> ModelLayers:
     def layers() -> Iterator[Layer]:
         for i in range(num_layers):
             yield AttentionLayer(
-                name=f"model.layers.{i}.attn", index=i, num_kv_heads=kv_heads, head_size=head_size
+                name=f"{context.prefix}model.layers.{i}.attn",
+                index=i,
+                num_kv_heads=kv_heads,
+                head_size=head_size,
             )
-            yield _mamba2_layer(f"model.{num_layers + i}.mixer", i, shapes, dtypes)
+            yield _mamba2_layer(f"{context.prefix}model.{num_layers + i}.mixer", i, shapes, dtypes)
 
     return _hybrid(context, layers(), kv_heads, head_size, num_layers)
 
@@ -218,7 +221,7 @@ def nemotron_h(context: FamilyContext) -> ModelLayers:
     )
     ssm_dtype = text.get("mamba_ssm_cache_dtype", "float32")
     dtypes = state_dtypes(options, context.dtype, ssm_dtype=ssm_dtype)
-    prefix = context.setting("prefix", "model.")
+    prefix = f"{context.prefix}model."
 
     def layers() -> Iterator[Layer]:
         for i, kind in enumerate(kinds):
@@ -265,7 +268,10 @@ def zamba2(context: FamilyContext) -> ModelLayers:
     def layers() -> Iterator[Layer]:
         for j, i in enumerate(hybrid_layers):
             yield AttentionLayer(
-                name=f"model.attn.{j}", index=i, num_kv_heads=kv_heads, head_size=head_size
+                name=f"{context.prefix}model.attn.{j}",
+                index=i,
+                num_kv_heads=kv_heads,
+                head_size=head_size,
             )
         for i in range(num_layers):
             yield _mamba2_layer(f"{len(hybrid_layers) + i}.mixer", i, shapes, dtypes)
