@@ -23,6 +23,7 @@ COMMANDS: dict[str, Entry] = {
     "diff": Entry("diff", "Two plans side by side."),
     "check": Entry("check", "Check a placement with the independent checker."),
     "sweep": Entry("sweep", "Plan a whole grid of what-ifs into a CSV or JSON file."),
+    "map": Entry("map", "A picture of what a block holds, group by group."),
     "models": Entry("models", "List the built-in models and the known architectures."),
     "completion": Entry("completion", "Print the completion script of a shell."),
 }
