@@ -23,7 +23,7 @@ __all__ = [
 
 #: CPU seconds that a group adds to a decoding step of 16 requests, an estimate: measured by
 #: benchmarks/compact.py in vLLM 0.32's CPU engine. docs/compact.md says with what.
-STEP_SECONDS_PER_GROUP = 114e-6
+STEP_SECONDS_PER_GROUP = 100e-6
 
 _POINT_FIELDS = (
     "num_groups",

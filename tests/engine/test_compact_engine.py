@@ -44,17 +44,18 @@ def generate(model, max_groups):
 @pytest.mark.parametrize(("model", "max_groups", "vllm", "compact"), CASES)
 def test_same_tokens(model, max_groups, vllm, compact):
     results = generate(model, max_groups)
-    reference = results["vllm False"]
     for name, run in results.items():
-        expected = vllm if name.startswith("vllm") else compact
+        grouping, caching = name.split()
+        expected = vllm if grouping == "vllm" else compact
         assert sorted(run["groups"]) == sorted(expected), name
-        assert run["tokens"] == reference["tokens"], name
-        assert run["tokens"][0] == run["tokens"][1], name
+        # Like with like: resuming from a cached state moves vLLM's own tokens, for any grouping.
+        assert run["tokens"] == results[f"vllm {caching}"]["tokens"], name
         first, second = run["cached_tokens"]
-        if name.endswith("True"):
+        if caching == "True":
             assert second > first, f"{name}: the second batch should hit the prefix cache"
         else:
             assert (first, second) == (0, 0), name
+    reference = results["vllm False"]
     # Had the context no say, this would hold for any grouping.
     prompts_with_one_tail = reference["tokens"][0]
     assert len({tuple(t) for t in prompts_with_one_tail}) == len(prompts_with_one_tail)
