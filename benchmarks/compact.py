@@ -129,7 +129,7 @@ def deal_into(num_groups: int) -> None:
     kv_cache_utils.get_kv_cache_groups = grouping
 
 
-def step_times(model_dir: str) -> tuple[float, float]:
+def step_times(model_dir: str, pool: type) -> tuple[float, float]:
     """Microseconds of the engine's thread in one decoding step: all of it, and scheduling alone."""
     from vllm import LLM, SamplingParams
 
@@ -145,6 +145,7 @@ def step_times(model_dir: str) -> tuple[float, float]:
     )
     core = llm.llm_engine.engine_core.engine_core
     scheduler = core.scheduler
+    assert type(scheduler.kv_cache_manager.block_pool) is pool
     schedule_times: list[float] = []
     original = {name: getattr(scheduler, name) for name in ("schedule", "update_from_output")}
 
@@ -205,11 +206,13 @@ def engine(group_counts: list[int]) -> None:
             rows = []
             for num_groups in group_counts:
                 deal_into(num_groups)
-                rows.append((num_groups, *step_times(model_dir)))
+                rows.append((num_groups, *step_times(model_dir, cls)))
                 print(
                     f"{pool:>7} {num_groups:>6} {rows[-1][1]:>9.0f} {rows[-1][2]:>10.0f}",
                     flush=True,
                 )
+            if len(rows) < 2:
+                continue
             first, last = rows[0], rows[-1]
             per_group = (last[1] - first[1]) / (last[0] - first[0])
             scheduling = (last[2] - first[2]) / (last[0] - first[0])
