@@ -1,5 +1,13 @@
 """KV cache planner and block pool for large language model servers."""
 
+try:
+    from kvplan import _core  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "kvplan's compiled module kvplan._core is missing or was built for another Python; "
+        f"reinstall kvplan ({error})"
+    ) from error
+
 from kvplan import builder, config, planning, specs
 from kvplan._core import (
     BlockPool,

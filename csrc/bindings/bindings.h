@@ -14,6 +14,7 @@ void bind_planning(pybind11::module_& m);
 void bind_planning_config(pybind11::module_& m);
 void bind_specs(pybind11::module_& m);
 void bind_vllm_block_pool(pybind11::module_& m);
+void bind_vllm_planning(pybind11::module_& m);
 
 /// Turns the exception in flight into a Python error, for functions that pybind11 does not wrap.
 void set_python_error() noexcept;

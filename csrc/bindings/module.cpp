@@ -12,4 +12,5 @@ PYBIND11_MODULE(_core, m) {
   kvplan::bindings::bind_frontier(m);
   kvplan::bindings::bind_block_pool(m);
   kvplan::bindings::bind_vllm_block_pool(m);
+  kvplan::bindings::bind_vllm_planning(m);
 }

@@ -6,6 +6,16 @@
 
 namespace kvplan::bindings {
 
+/// A Python group taken apart.
+struct GroupFields {
+  pybind11::object layer_names;
+  pybind11::object spec;
+  bool is_eagle_group = false;
+  bool host_resident = false;
+  bool enable_kv_transfer = true;
+  GroupRole role = GroupRole::kDefault;
+};
+
 /// How one library's Python objects are read and made: kvplan's own, or vLLM's.
 class ObjectModel {
  public:
@@ -14,6 +24,10 @@ class ObjectModel {
   virtual bool is_uniform_type(pybind11::handle spec) const = 0;
   virtual pybind11::dict uniform_type_specs(pybind11::handle spec) const = 0;
   virtual KVCacheSpec read_spec(pybind11::handle spec) const = 0;
+  /// Whether two specs surely hold the same values, found out without reading them. A false
+  /// negative is fine.
+  virtual bool surely_same(pybind11::handle, pybind11::handle) const { return false; }
+  virtual GroupFields read_group(pybind11::handle group) const;
   virtual pybind11::object make_spec(const KVCacheSpec& spec) const = 0;
   virtual pybind11::object make_uniform_type(int64_t block_size, pybind11::dict specs) const = 0;
   virtual pybind11::object make_group(pybind11::list layer_names, pybind11::object spec,

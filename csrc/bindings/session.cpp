@@ -33,12 +33,36 @@ bool read_flag(py::handle object, const char* name) {
 
 }  // namespace
 
+GroupFields ObjectModel::read_group(py::handle group) const {
+  return {group.attr("layer_names"),
+          group.attr("kv_cache_spec"),
+          read_flag(group, "is_eagle_group"),
+          read_flag(group, "host_resident"),
+          read_flag(group, "enable_kv_transfer"),
+          read_role(group.attr("role"))};
+}
+
+SpecId Session::find_same(py::handle spec) {
+  constexpr size_t kMostCompared = 12;
+  size_t compared = 0;
+  for (auto it = recent_specs_.rbegin(); it != recent_specs_.rend(); ++it) {
+    if (it->type != Py_TYPE(spec.ptr())) continue;
+    if (model_.surely_same(it->object, spec)) return it->id;
+    if (++compared == kMostCompared) break;
+  }
+  return {};
+}
+
 SpecId Session::read_spec(py::handle spec) {
   if (const auto it = spec_ids_.find(spec.ptr()); it != spec_ids_.end()) return it->second;
-  const SpecId id = request_.add_spec(model_.read_spec(spec));
+  SpecId id = find_same(spec);
+  if (!id.valid()) {
+    id = request_.add_spec(model_.read_spec(spec));
+    recent_specs_.push_back({Py_TYPE(spec.ptr()), spec.ptr(), id});
+    py::object& slot = at(spec_objects_, id.pos());
+    if (!slot) slot = py::reinterpret_borrow<py::object>(spec);
+  }
   spec_ids_.emplace(spec.ptr(), id);
-  py::object& slot = at(spec_objects_, id.pos());
-  if (!slot) slot = py::reinterpret_borrow<py::object>(spec);
   return id;
 }
 
@@ -66,7 +90,10 @@ LayerSpecs Session::read_layers(py::handle mapping) {
   layers.reserve(static_cast<size_t>(PyDict_Size(mapping.ptr())));
   for (const auto& item : py::reinterpret_borrow<py::dict>(mapping)) {
     const LayerId name = read_name(item.first);
-    layers.push_back({name, read_spec(item.second)});
+    const SpecId spec = read_spec(item.second);
+    LayerObject& known = at(layer_objects_, name.pos());
+    if (!known.spec) known = {py::reinterpret_borrow<py::object>(item.second), spec};
+    layers.push_back({name, spec});
   }
   return layers;
 }
@@ -75,22 +102,22 @@ KVCacheGroups Session::read_groups(py::handle groups) {
   KVCacheGroups result;
   for (py::handle object : groups) {
     KVCacheGroup group;
-    for (py::handle name : object.attr("layer_names")) group.layers.push_back(read_name(name));
-    const py::object spec = object.attr("kv_cache_spec");
-    if (model_.is_uniform_type(spec)) {
-      LayerSpecs specs = read_layers(model_.uniform_type_specs(spec));
+    const GroupFields fields = model_.read_group(object);
+    for (py::handle name : fields.layer_names) group.layers.push_back(read_name(name));
+    if (model_.is_uniform_type(fields.spec)) {
+      LayerSpecs specs = read_layers(model_.uniform_type_specs(fields.spec));
       if (specs.empty()) throw InvalidArgument("UniformTypeKVCacheSpecs holds no layers");
       group.spec = specs[0].spec;
       group.layer_specs = std::make_shared<const LayerSpecs>(std::move(specs));
     } else {
-      group.spec = read_spec(spec);
+      group.spec = read_spec(fields.spec);
       // The group object may hand out a new spec each time it is asked.
-      spec_ids_.erase(spec.ptr());
+      kept_specs_.push_back(fields.spec);
     }
-    group.is_eagle_group = read_flag(object, "is_eagle_group");
-    group.host_resident = read_flag(object, "host_resident");
-    group.enable_kv_transfer = read_flag(object, "enable_kv_transfer");
-    group.role = read_role(object.attr("role"));
+    group.is_eagle_group = fields.is_eagle_group;
+    group.host_resident = fields.host_resident;
+    group.enable_kv_transfer = fields.enable_kv_transfer;
+    group.role = fields.role;
     result.push_back(std::move(group));
   }
   return result;
@@ -126,6 +153,14 @@ py::object Session::spec_object(SpecId id, const SpecTable& specs) {
   return slot;
 }
 
+py::object Session::layer_spec_object(const LayerSpec& layer, const SpecTable& specs) {
+  const size_t pos = layer.layer.pos();
+  if (pos < layer_objects_.size() && layer_objects_[pos].id == layer.spec) {
+    return layer_objects_[pos].spec;
+  }
+  return spec_object(layer.spec, specs);
+}
+
 py::list Session::names(const std::vector<LayerId>& layers) const {
   py::list list(layers.size());
   for (size_t i = 0; i < layers.size(); ++i) list[i] = name_objects_[layers[i].pos()];
@@ -135,7 +170,7 @@ py::list Session::names(const std::vector<LayerId>& layers) const {
 py::dict Session::layer_dict(const LayerSpecs& layers, const SpecTable& specs) {
   py::dict dict;
   for (const LayerSpec& l : layers) {
-    dict[name_objects_[l.layer.pos()]] = spec_object(l.spec, specs);
+    dict[name_objects_[l.layer.pos()]] = layer_spec_object(l, specs);
   }
   return dict;
 }

@@ -26,6 +26,8 @@ class Session {
   /// One mapping and one memory size for each worker, into the request.
   void read_workers(pybind11::handle kv_cache_specs, pybind11::handle available_memory);
 
+  /// The object that came in with this layer where it still has that spec, else one that is equal.
+  pybind11::object layer_spec_object(const LayerSpec& layer, const SpecTable& specs);
   pybind11::object spec_object(SpecId id) { return spec_object(id, request_.specs()); }
   pybind11::object spec_object(SpecId id, const SpecTable& specs);
   pybind11::list names(const std::vector<LayerId>& layers) const;
@@ -41,14 +43,30 @@ class Session {
 
  private:
   SpecId read_spec(pybind11::handle spec);
+  SpecId find_same(pybind11::handle spec);
   LayerId read_name(pybind11::handle name);
+
+  /// An object that was read, by type and in order of reading.
+  struct KnownSpec {
+    PyTypeObject* type;
+    PyObject* object;
+    SpecId id;
+  };
+  /// What a layer came in with first.
+  struct LayerObject {
+    pybind11::object spec;
+    SpecId id;
+  };
 
   const ObjectModel& model_;
   PlanRequest request_;
   Notices notices_;
   std::unordered_map<PyObject*, SpecId> spec_ids_;  // of objects that the caller keeps alive
-  std::vector<pybind11::object> spec_objects_;      // by SpecId
-  std::vector<pybind11::object> name_objects_;      // by LayerId
+  std::vector<KnownSpec> recent_specs_;
+  std::vector<pybind11::object> kept_specs_;    // that only a group may have held
+  std::vector<pybind11::object> spec_objects_;  // by SpecId
+  std::vector<LayerObject> layer_objects_;      // by LayerId
+  std::vector<pybind11::object> name_objects_;  // by LayerId
 };
 
 void log_notices(const Notices& notices);

@@ -1,0 +1,121 @@
+"""vLLM 0.32.0's CPU engine with and without kvplan: the same plan, the same tokens.
+
+Every start is a process of its own, with kvplan found through its plugin entry point.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm")
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+GENERATING = ("dense", "gemma3", "gemma2", "llama4", "mamba2", "lfm2")
+
+
+@pytest.fixture(scope="session")
+def plugin(tmp_path_factory):
+    """A directory that makes kvplan an installed plugin, as `pip install` does."""
+    site = tmp_path_factory.mktemp("site")
+    info = site / "kvplan-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvplan\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nkvplan = kvplan.vllm.plugin:register\n"
+    )
+    return site
+
+
+def start(plugin, model, *, kvplan=True, options=None, multiprocessing=False, **environment):
+    """One engine: what it printed as its result, and its log."""
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(plugin), str(ROOT), str(HERE)]),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if multiprocessing else "0",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "KVPLAN_DISABLE": "0" if kvplan else "1",
+        **environment,
+    }
+    command = [sys.executable, str(HERE / "dropin_start.py"), model, json.dumps(options or {})]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    log = done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert lines, log[-6000:]
+    return json.loads(lines[-1].removeprefix("RESULT ")), log
+
+
+def planning_lines(log):
+    """What vLLM logs about the KV cache, without time and place."""
+    words = ("padding layers", "Auto-fit", "Overriding num_gpu_blocks", "KV cache size")
+    return [
+        line.split("] ", 1)[-1] for line in log.splitlines() if any(word in line for word in words)
+    ]
+
+
+def same(plugin, model, **arguments):
+    """Both starts, compared; the one with kvplan."""
+    ours, log = start(plugin, model, **arguments)
+    theirs, stock_log = start(plugin, model, kvplan=False, **arguments)
+    assert ours["plans"] == theirs["plans"]
+    for key in ("tokens", "error", "max_model_len", "num_gpu_blocks"):
+        assert ours.get(key) == theirs.get(key), key
+    assert planning_lines(log) == planning_lines(stock_log)
+    assert theirs["stats"] is None
+    return ours
+
+
+@pytest.mark.parametrize("model", GENERATING)
+def test_same_plan_and_same_tokens(plugin, model):
+    ours = same(plugin, model)
+    assert len(ours["tokens"]) == 64
+    assert ours["stats"]["native"] == {"get_kv_cache_configs": 1}
+    assert not ours["stats"]["fallback"]
+
+
+def test_an_embedding_model_without_a_cache(plugin):
+    assert len(same(plugin, "bert")["tokens"]) == 64
+
+
+def test_the_engine_in_a_process_of_its_own(plugin, tmp_path):
+    record = tmp_path / "request.json"
+    ours = same(plugin, "gemma3", multiprocessing=True, KVPLAN_RECORD=str(record))
+    assert len(ours["tokens"]) == 64
+    # Written by the engine's process, so kvplan planned there.
+    assert json.loads(record.read_text())["kvplan_request"] == 1
+
+
+def test_auto_fit(plugin):
+    ours = same(
+        plugin,
+        "gemma3",
+        options={"max_model_len": -1, "kv_cache_memory_bytes": 6 << 20},
+    )
+    assert ours["max_model_len"] < 4096
+
+
+def test_override(plugin):
+    ours = same(plugin, "gemma3", options={"num_gpu_blocks_override": 100})
+    assert ours["num_gpu_blocks"] == 100
+
+
+def test_not_enough_memory(plugin):
+    ours = same(plugin, "gemma3", options={"kv_cache_memory_bytes": 1 << 20})
+    assert "is needed, which is larger than the available KV cache memory" in ours["error"][1]
+    assert ours["stats"]["errors"] == {"get_kv_cache_configs": 1}
+
+
+def test_verification_agrees(plugin):
+    ours, _ = start(plugin, "gemma3", KVPLAN_VERIFY="1")
+    assert (ours["stats"]["verified"], ours["stats"]["mismatches"]) == (1, 0)
+
+
+def test_compact_grouping_runs(plugin):
+    compact, _ = start(plugin, "gemma3", KVPLAN_GROUPING="compact")
+    stock, _ = start(plugin, "gemma3", kvplan=False)
+    assert compact["tokens"] == stock["tokens"]

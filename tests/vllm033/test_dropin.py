@@ -1,0 +1,263 @@
+"""vLLM 0.33.0's planning functions with kvplan in them do what they do without it.
+
+`KVPLAN_FUZZ_MODELS` sets how many random models are compared (default 2000),
+`KVPLAN_FUZZ_SEED` where to start.
+"""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+from types import SimpleNamespace
+
+import dropin
+import oracle
+import pytest
+from random_models import LAYOUTS, random_request, to_request
+from real_models import REAL_MODELS
+from vllm.v1.core import kv_cache_planning as planning
+
+import kvplan.vllm
+from kvplan import _core
+from kvplan.vllm import installation, report, verify
+
+MODELS = int(os.environ.get("KVPLAN_FUZZ_MODELS", "2000"))
+FIRST_SEED = int(os.environ.get("KVPLAN_FUZZ_SEED", "0"))
+CHUNK = 100
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """Put kvplan into vLLM, with empty counts."""
+    monkeypatch.setenv("KVPLAN_BLOCK_POOL", "0")
+    report.reset()
+    assert kvplan.vllm.install()
+    yield installation.current
+    kvplan.vllm.uninstall()
+
+
+def real_requests():
+    for name in sorted(REAL_MODELS):
+        for layout in LAYOUTS:
+            layers = REAL_MODELS[name](tp=4, block_size=16)
+            half = len(layers) // 2
+            for workers in ([layers], [layers[:half], layers[half:]] * 2):
+                for extra in (
+                    {},
+                    {"auto_fit": True, "max_model_len": 10**7},
+                    {"num_gpu_blocks_override": 100000},
+                    {"disable_hybrid_kv_cache_manager": True},
+                ):
+                    config = {"max_model_len": 131072, "kv_cache_layout": layout} | extra
+                    memory = [(20 + w) << 30 for w in range(len(workers))]
+                    yield to_request(config, workers, memory) | {"model": f"{name} {layout}"}
+
+
+def compare_seeds(first):
+    """`(seed, difference, fallback reasons)` of a chunk."""
+    found = []
+    for seed in range(first, min(first + CHUNK, FIRST_SEED + MODELS)):
+        report.reset()
+        request = random_request(seed)
+        difference = dropin.difference(request)
+        fallback = [] if "HiSparse" in json.dumps(request["specs"]) else report.stats()["fallback"]
+        if difference or fallback:
+            found.append((seed, difference, list(fallback)))
+    return found
+
+
+def test_random_models_plan_alike():
+    """Results, types, aliasing, errors, log lines and the config afterwards."""
+    chunks = range(FIRST_SEED, FIRST_SEED + MODELS, CHUNK)
+    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+        found = sorted(row for rows in pool.imap_unordered(compare_seeds, chunks) for row in rows)
+    differing = [row for row in found if row[1]]
+    shown = "\n\n".join(
+        f"seed {seed}: {difference}\n{json.dumps(random_request(seed))}"
+        for seed, difference, _ in differing[:3]
+    )
+    assert not differing, f"{len(differing)} of {MODELS} differ\n{shown}"
+    # kvplan has an answer wherever vLLM has one.
+    assert not found
+
+
+def test_real_models_plan_alike():
+    for request in real_requests():
+        assert dropin.difference(request) is None, request["model"]
+    assert report.stats()["native"]["get_kv_cache_configs"] > 0
+    assert not report.stats()["fallback"]
+
+
+def test_the_builder_alone_plans_alike(installed):
+    """The flow of vLLM around kvplan's builder; no block is placed to see how large it is."""
+    from kvplan.vllm.builder import KvplanKVCacheConfigBuilder
+
+    flow = SimpleNamespace(**installed.originals)
+    with dropin.builder(KvplanKVCacheConfigBuilder()):
+        for seed in range(300):
+            request = random_request(seed)
+            assert dropin.difference(request, flow) is None, request["model"]
+    counts = report.stats()["native"]
+    assert counts["get_kv_cache_groups"] > 100
+    # One placement a worker and none for probes: far fewer than the steps of the fit loops.
+    assert counts["get_kv_cache_config_from_groups"] < 1500
+
+
+def test_the_builder_groups_one_workers_layers_in_place(installed):
+    """As the worker's profiling calls it: the caller's dict is changed and kept."""
+    from kvplan.vllm.builder import KvplanKVCacheConfigBuilder
+
+    changed = kept = 0
+    for seed in range(400):
+        request = random_request(seed)
+        if seed % 2:
+            request["config"]["disable_hybrid_kv_cache_manager"] = True
+        seen = []
+        for stock in (False, True):
+            config, specs, _ = oracle.inputs(request)
+            before = dict(specs[0])
+            builder = KvplanKVCacheConfigBuilder()
+            if stock:
+                builder = planning.DefaultKVCacheConfigBuilder()
+            try:
+                groups = planning.get_kv_cache_groups_from_builder(builder, config, specs[0])
+                error = None
+            except Exception as e:
+                groups, error = None, (type(e).__name__, str(e))
+            keeps = bool(groups) and any(
+                getattr(g.kv_cache_spec, "kv_cache_specs", None) is specs[0] for g in groups
+            )
+            seen.append((groups, error, specs[0] if error is None else None, keeps))
+            changed += before != specs[0]
+            kept += keeps
+        assert verify.difference(*seen) is None, request["model"]
+    assert changed > 20
+    assert kept > 20
+
+
+SIZING = (
+    "_get_kv_cache_bytes_per_block",
+    "_max_memory_usage_bytes_from_groups",
+    "_estimate_max_model_len_from_groups",
+    "_pool_bytes_per_block_from_builder",
+    "_project_kv_cache_groups_to_worker",
+    "_auto_fit_max_model_len",
+    "check_enough_kv_cache_memory",
+    "create_kv_cache_group_specs",
+    "estimate_max_model_len",
+    "get_kv_cache_config_from_groups",
+    "get_kv_cache_groups",
+    "get_kv_cache_groups_from_builder",
+    "is_kv_cache_spec_uniform",
+    "kv_cache_groups_tp_replicas",
+    "max_memory_usage_bytes",
+    "may_override_num_blocks",
+    "unify_hybrid_kv_cache_specs",
+    "unify_kv_cache_spec_page_size",
+    "validate_kv_cache_layout",
+)
+
+
+def call_function(name, builder, request):
+    """One planning function on a request's first worker; its result, error and side effects."""
+    config, specs, memory = oracle.inputs(request)
+    layers = specs[0]
+    layout = config.cache_config.get_resolved_kv_cache_layout()
+    try:
+        groups = planning.get_kv_cache_groups(config, dict(layers))
+    except Exception:
+        return None
+    arguments = {
+        "_get_kv_cache_bytes_per_block": (groups, layout),
+        "_max_memory_usage_bytes_from_groups": (builder, config, groups),
+        "_estimate_max_model_len_from_groups": (builder, config, groups, memory[0]),
+        "_pool_bytes_per_block_from_builder": (builder, config, groups),
+        "_project_kv_cache_groups_to_worker": (groups, dict(list(layers.items())[::2])),
+        "_auto_fit_max_model_len": (builder, config, [groups], [memory[0]]),
+        "check_enough_kv_cache_memory": (config, layers, memory[0]),
+        "create_kv_cache_group_specs": (layers, [list(layers)]),
+        "estimate_max_model_len": (config, layers, memory[0]),
+        "get_kv_cache_config_from_groups": (config, groups, memory[0]),
+        "get_kv_cache_groups": (config, layers),
+        "get_kv_cache_groups_from_builder": (builder, config, layers),
+        "is_kv_cache_spec_uniform": (layers,),
+        "kv_cache_groups_tp_replicas": (groups, 8, 1),
+        "max_memory_usage_bytes": (config, layers.values()),
+        "may_override_num_blocks": (config, 7),
+        "unify_hybrid_kv_cache_specs": (layers,),
+        "unify_kv_cache_spec_page_size": (layers,),
+        "validate_kv_cache_layout": (layout, groups),
+    }[name]
+    try:
+        result, error = getattr(planning, name)(*arguments), None
+    except Exception as e:
+        result, error = None, (type(e).__name__, str(e))
+    return result, error, layers, dropin.plain(config)
+
+
+@pytest.mark.parametrize("name", SIZING)
+def test_every_planning_function_is_the_same_with_kvplan_in_it(installed, name):
+    from kvplan.vllm.builder import KvplanKVCacheConfigBuilder
+
+    answered = 0
+    for seed in range(150):
+        request = random_request(seed)
+        ours = call_function(name, KvplanKVCacheConfigBuilder(), request)
+        with installation.stock_mode():
+            theirs = call_function(name, planning.DefaultKVCacheConfigBuilder(), request)
+        assert verify.difference(ours, theirs) is None, request["model"]
+        answered += ours is not None and ours[1] is None
+    assert answered > 20
+
+
+def test_specs_survive_the_way_into_kvplan_and_back(installed):
+    kinds = set()
+    for seed in range(400):
+        request = random_request(seed)
+        try:
+            specs = [oracle.make_spec(s) for s in request["specs"]]
+        except Exception:
+            continue
+        for spec in specs:
+            if "HiSparse" in type(spec).__name__:
+                continue
+            native = installed.planner.to_native(spec)
+            assert verify.difference(installed.planner.from_native(native), spec) is None
+            kinds.add(type(spec).__name__)
+    assert len(kinds) == 12
+
+
+def test_distinct_objects_of_equal_specs_are_one_spec():
+    """Specs arrive from each worker process as objects of their own."""
+    request = random_request(12)
+    request["workers"] = [request["workers"][0]] * 2
+    config, specs, memory = oracle.inputs(request)
+    specs[1] = {name: dataclasses.replace(spec) for name, spec in specs[1].items()}
+    groups = planning.get_global_kv_cache_groups(config, specs)
+    configs = planning.get_kv_cache_configs(config, specs, memory, groups)
+    with installation.stock_mode():
+        expected = planning.get_kv_cache_configs(config, specs, memory, groups)
+    assert verify.difference(configs, expected) is None
+
+
+def test_a_field_that_only_this_vllm_knows_is_read():
+    """Two specs that differ in `is_draft` alone are equal in vLLM, and stay apart here."""
+    layers = (
+        REAL_MODELS["Llama-3.1-70B"](tp=8, block_size=16)
+        if ("Llama-3.1-70B" in REAL_MODELS)
+        else next(iter(REAL_MODELS.values()))(tp=8, block_size=16)
+    )
+    layers = [*layers[:-1], (layers[-1][0], layers[-1][1] | {"is_draft": True})]
+    config = {
+        "max_model_len": 4096,
+        "speculative_method": "eagle3",
+        "use_eagle": True,
+        "use_eagle_block_drop": True,
+    }
+    assert dropin.difference(to_request(config, [layers], [60 << 30])) is None
+
+
+def test_the_native_module_names_every_field_of_vllms_classes():
+    for name, cls in installation.conversion.spec_classes(oracle.interface).items():
+        fields = [field.name for field in dataclasses.fields(cls)]
+        assert sorted(_core.spec_field_names(name)) == sorted(fields)
