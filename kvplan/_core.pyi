@@ -1288,9 +1288,19 @@ def promote_local_kv_cache_specs(kv_cache_spec: dict) -> dict: ...
 def resolve_kv_cache_block_sizes(
     vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable
 ) -> tuple: ...
+def spec_field_names(class_name: str) -> list:
+    """
+    The fields of a spec class, in the order of vLLM's dataclass.
+    """
+
 def spec_from_dict(fields: dict) -> typing.Any:
     """
     A spec from what to_dict() gives. Raises ValueError or TypeError that names the field.
+    """
+
+def spec_uniform_type_base(class_name: str) -> str:
+    """
+    The class that decides which specs may share a group, '' if there is none.
     """
 
 def try_get_full_allocation_fallback_groups(kv_cache_spec: dict) -> typing.Any: ...
@@ -1308,6 +1318,49 @@ DEFAULT_MAX_GROUPS: int = 32
 GROUP_PRICE: float = 0.005
 MAX_BLOCK_HASH_BYTES: int = 32
 __version__: str = "0.1.0"
+
+class VllmPlanner:
+    """
+    The planner on the objects of one vLLM.
+    """
+    def __init__(self, description: dict) -> None: ...
+    def bytes_per_block(self, config: PlanningConfig, kv_cache_groups: list) -> int: ...
+    def from_native(self, spec: typing.Any) -> typing.Any:
+        """
+        vLLM's object for a spec of kvplan's.
+        """
+    def global_groups(
+        self, config: PlanningConfig, kv_cache_specs: collections.abc.Iterable
+    ) -> tuple:
+        """
+        (groups of the whole model, notices).
+        """
+    def groups(self, config: PlanningConfig, kv_cache_spec: dict) -> tuple:
+        """
+        (groups, changes to kv_cache_spec or None, notices).
+        """
+    def place(
+        self,
+        config: PlanningConfig,
+        kv_cache_groups: list,
+        num_blocks: int,
+        retention_interval: typing.Any,
+    ) -> typing.Any: ...
+    def plan(
+        self,
+        config: PlanningConfig,
+        kv_cache_specs: typing.Any,
+        available_memory: typing.Any,
+        global_groups: typing.Any,
+        retention_interval: typing.Any,
+    ) -> dict:
+        """
+        A dict of the workers' configs and of what vLLM would log and write.
+        """
+    def to_native(self, spec: typing.Any) -> typing.Any:
+        """
+        kvplan's own object for a spec of vLLM's.
+        """
 
 class KVCacheBlock:
     """Metadata of one KV cache block. Mirrors vllm/v1/core/kv_cache_utils.py::KVCacheBlock (0.33)."""

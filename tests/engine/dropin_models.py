@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import tiny_models
+
 _COMMON = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -33,16 +35,7 @@ def _model(architecture: str, model_type: str, layers: int, **fields: Any) -> di
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense": _model("LlamaForCausalLM", "llama", 4, hidden_act="silu"),
-    "gemma3": _model(
-        "Gemma3ForCausalLM",
-        "gemma3_text",
-        8,
-        sliding_window=128,
-        hidden_activation="gelu_pytorch_tanh",
-        query_pre_attn_scalar=32,
-        rope_local_base_freq=10000.0,
-        layer_types=[SLIDING] * 5 + [FULL] + [SLIDING] * 2,
-    ),
+    "gemma3": tiny_models.MODELS["gemma3_style"],
     "gemma2": _model(
         "Gemma2ForCausalLM",
         "gemma2",
@@ -70,22 +63,7 @@ MODELS: dict[str, dict[str, Any]] = {
         attn_temperature_tuning=False,
         layer_types=([CHUNKED] * 3 + [FULL]) * 2,
     ),
-    "lfm2": _model(
-        "Lfm2ForCausalLM",
-        "lfm2",
-        6,
-        hidden_act="silu",
-        conv_L_cache=3,
-        conv_bias=False,
-        conv_dim=64,
-        block_ff_dim=128,
-        block_dim=64,
-        block_multiple_of=32,
-        block_ffn_dim_multiplier=1.0,
-        block_auto_adjust_ff_dim=False,
-        norm_eps=1e-5,
-        layer_types=["conv", "conv", FULL] * 2,
-    ),
+    "lfm2": tiny_models.MODELS["mamba_hybrid"],
     "mamba2": _model(
         "Mamba2ForCausalLM",
         "mamba2",

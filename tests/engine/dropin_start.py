@@ -3,6 +3,7 @@
 Run as a process of its own: `dropin_start.py MODEL OPTIONS_JSON`.
 """
 
+import functools
 import json
 import os
 import random
@@ -36,8 +37,14 @@ def main():
     (directory / "config.json").write_text(json.dumps(dropin_models.MODELS[name]))
 
     from vllm import LLM, SamplingParams
+    from vllm.model_executor.model_loader import dummy_loader
     from vllm.plugins import load_general_plugins
     from vllm.v1.engine import core
+
+    # Weights so large that every token of the context moves the logits.
+    dummy_loader.initialize_single_dummy_weight = functools.partial(
+        dummy_loader.initialize_single_dummy_weight, low=-0.25, high=0.25
+    )
 
     load_general_plugins()
     plans = []

@@ -1,4 +1,4 @@
-"""Planning a request with vLLM 0.33.0's functions, with and without kvplan in them."""
+"""Planning a request with vLLM's functions, with and without kvplan in them."""
 
 import contextlib
 import copy
@@ -9,11 +9,10 @@ from typing import Any
 
 import oracle
 import vllm.logger
-from vllm.v1.core import kv_cache_config_builder, kv_cache_planning
 
 from kvplan.vllm import installation, verify
 
-LOGGER = logging.getLogger("vllm.v1.core.kv_cache_planning")
+LOGGER = logging.getLogger(oracle.kv_cache_planning.__name__)
 
 
 class _Messages(logging.Handler):
@@ -45,12 +44,13 @@ def logged():
 @contextlib.contextmanager
 def builder(instance):
     """The builder that the platform would select."""
-    before = kv_cache_config_builder.get_kv_cache_config_builder
-    kv_cache_config_builder.get_kv_cache_config_builder = lambda vllm_config: instance
+    module = oracle.kv_cache_config_builder
+    before = module.get_kv_cache_config_builder
+    module.get_kv_cache_config_builder = lambda vllm_config: instance
     try:
         yield
     finally:
-        kv_cache_config_builder.get_kv_cache_config_builder = before
+        module.get_kv_cache_config_builder = before
 
 
 def plain(value: Any) -> Any:
@@ -103,14 +103,17 @@ def shared_objects(*roots: Any) -> list[int]:
 
 
 def plan(request: dict[str, Any], *, stock: bool = False, functions: Any = None) -> Outcome:
-    """Both functions in a row, as the engine core calls them."""
-    planning = functions or kv_cache_planning
+    """What the engine core calls, in a row."""
+    planning = functions or oracle.kv_cache_planning
     config, specs, memory = oracle.inputs(request)
     outcome = Outcome()
     with logged() as lines, installation.stock_mode() if stock else contextlib.nullcontext():
         try:
-            outcome.groups = planning.get_global_kv_cache_groups(config, specs)
-            outcome.configs = planning.get_kv_cache_configs(config, specs, memory, outcome.groups)
+            arguments = (config, specs, memory)
+            if hasattr(planning, "get_global_kv_cache_groups"):  # before 0.33, one step
+                outcome.groups = planning.get_global_kv_cache_groups(config, specs)
+                arguments = (*arguments, outcome.groups)
+            outcome.configs = planning.get_kv_cache_configs(*arguments)
         except Exception as error:
             outcome.error = (type(error).__name__, str(error))
     outcome.config = plain(config)

@@ -19,11 +19,17 @@ with warnings.catch_warnings():
     from vllm.v1 import kv_cache_interface as interface
     from vllm.v1.attention.backend import MultipleOf
     from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
-    from vllm.v1.core import kv_cache_config_builder, kv_cache_planning, kv_cache_utils
+    from vllm.v1.core import kv_cache_utils
+
+    try:
+        from vllm.v1.core import kv_cache_config_builder, kv_cache_planning
+    except ImportError:  # before 0.33 the functions are here, and there is no builder
+        kv_cache_planning = kv_cache_utils
 
 logging.getLogger("vllm").setLevel(logging.ERROR)
-BUILDER = kv_cache_planning.DefaultKVCacheConfigBuilder()
-kv_cache_config_builder.get_kv_cache_config_builder = lambda vllm_config: BUILDER
+if kv_cache_planning is not kv_cache_utils:
+    BUILDER = kv_cache_planning.DefaultKVCacheConfigBuilder()
+    kv_cache_config_builder.get_kv_cache_config_builder = lambda vllm_config: BUILDER
 
 CONFIG_DEFAULTS = {
     "auto_fit": False,
@@ -45,6 +51,7 @@ CONFIG_DEFAULTS = {
     "speculative_method": None,
     "use_eagle": False,
     "use_eagle_block_drop": False,
+    "model_type": "",
 }
 
 
@@ -98,6 +105,7 @@ def make_config(description: dict[str, Any]) -> SimpleNamespace:
             max_model_len=c["max_model_len"],
             original_max_model_len=-1 if c["auto_fit"] else c["max_model_len"],
             supports_kv_cache_grouping=False,
+            hf_config=SimpleNamespace(model_type=c["model_type"]),
         ),
         cache_config=SimpleNamespace(
             num_gpu_blocks_override=c["num_gpu_blocks_override"],
