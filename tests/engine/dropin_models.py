@@ -84,8 +84,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "bert": {
         "architectures": ["BertModel"],
         "model_type": "bert",
-        "hidden_size": 64,
-        "intermediate_size": 128,
+        "hidden_size": 128,
+        "intermediate_size": 256,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "vocab_size": 1024,

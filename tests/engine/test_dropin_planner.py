@@ -43,6 +43,8 @@ def request_for_032(seed):
     for spec in request["specs"]:
         for field in LATER_FIELDS:
             spec.pop(field, None)
+        if spec.get("kv_quant_mode", 0) > 11:  # 0.33's
+            spec["kv_quant_mode"] = 11
         if seed % 7 == 0 and spec["kind"] == "MLAAttentionSpec":
             spec["non_causal_multi_token_decode"] = True
     if seed % 5 == 0:
@@ -59,6 +61,10 @@ def test_random_models_plan_alike():
     flagged = 0
     for seed in range(FIRST_SEED, FIRST_SEED + MODELS):
         request = request_for_032(seed)
+        try:
+            oracle.inputs(request)
+        except (ValueError, AssertionError):
+            continue  # vLLM's classes refuse the specs
         difference = dropin.difference(request)
         if difference:
             differing.append(f"seed {seed}: {difference}\n{json.dumps(request)}")
