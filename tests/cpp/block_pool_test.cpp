@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -179,6 +180,24 @@ TEST(BlockPool, FindPrefixStopsAtTheFirstMiss) {
   EXPECT_EQ(pool.find_prefix(std::vector<std::string_view>{"a", "b", "c", "d"}, kGroup, found), 2);
   EXPECT_EQ(found[0], 1);
   EXPECT_EQ(found[1], 2);
+}
+
+TEST(BlockPool, FindPrefixOfAnyLength) {
+  std::vector<std::string> hashes;
+  for (int i = 0; i < 20; ++i) hashes.push_back("hash " + std::to_string(i));
+  const std::vector<std::string_view> all(hashes.begin(), hashes.end());
+  for (size_t missing = 0; missing <= all.size(); ++missing) {
+    BlockPool pool(21);
+    const Ids blocks = pool.get_new_blocks(int64_t{20});
+    std::vector<uint8_t> mask(20, 1);
+    if (missing < mask.size()) mask[missing] = 0;
+    pool.cache_full_blocks({.blocks = blocks, .hashes = all, .block_size = 16, .mask = mask});
+    Ids found(20);
+    const int64_t n = pool.find_prefix(all, kGroup, found);
+    EXPECT_EQ(n, static_cast<int64_t>(missing));
+    EXPECT_TRUE(std::equal(found.begin(), found.begin() + n, blocks.begin()));
+    EXPECT_EQ(pool.find_prefix(all, kGroup, std::span(found).first(3)), std::min<int64_t>(n, 3));
+  }
 }
 
 TEST(BlockPool, OfBlocksWithOneHashTheOldestIsFound) {
