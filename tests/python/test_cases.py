@@ -8,14 +8,16 @@ import pytest
 import reported_cases as cases
 
 import kvplan
-from kvplan import planning, request
+from kvplan import check, planning, request
 
 GIB = cases.GIB
 
 
 def plan(described):
     r = request.loads(json.dumps(described))
-    return kvplan.plan(r.planning_config(), r.kv_cache_specs(), r.available_memory())
+    planned = kvplan.plan(r.planning_config(), r.kv_cache_specs(), r.available_memory())
+    assert check.check_plan(planned) == []
+    return planned
 
 
 def refusal(described):
