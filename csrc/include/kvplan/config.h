@@ -69,8 +69,9 @@ struct PlanningConfig {
   /// What the layers' backends publish through `get_supported_kernel_block_sizes`; the defaults are
   /// those of vLLM's FlashAttention and FlashMLA. `kCompact` asks where it scales a block that vLLM
   /// cannot cut into kernel blocks: with a padded page, or in a block-outermost layout.
-  std::vector<KernelBlockSize> attention_kernel_block_sizes = {{16, true}};
-  std::vector<KernelBlockSize> mla_kernel_block_sizes = {{64, false}};
+  std::vector<KernelBlockSize> attention_kernel_block_sizes =
+      std::vector(1, KernelBlockSize{16, true});
+  std::vector<KernelBlockSize> mla_kernel_block_sizes = std::vector(1, KernelBlockSize{64, false});
 };
 
 /// Throws `InvalidArgument` that names the field, its value and the limit.

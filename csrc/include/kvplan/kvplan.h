@@ -1,7 +1,8 @@
 #pragma once
 
-// Everything a C++ user of the planner and the block pool needs.
+// Everything a C++ user needs: planner, checker, block pool.
 #include "kvplan/block_pool.h"
+#include "kvplan/check.h"
 #include "kvplan/checked.h"
 #include "kvplan/compact.h"
 #include "kvplan/config.h"

@@ -1,0 +1,196 @@
+#include "kvplan/plan.h"
+
+#include <string>
+#include <vector>
+
+#include "c_api/guard.h"
+#include "c_api/request.h"
+#include "kvplan/check.h"
+
+struct kvplan_plan {
+  kvplan::Plan plan;
+  kvplan::Reasons reasons;
+  kvplan::Capacity capacity;
+  kvplan::SafeBlockIds safe_ids;
+  std::vector<std::vector<int32_t>> group_layers;
+  std::vector<std::vector<std::vector<int32_t>>> tensor_layers;  // of each stage
+};
+
+namespace kvplan::c_api {
+namespace {
+
+PlanningConfig config_from(const kvplan_config& c) {
+  PlanningConfig config;
+  config.max_model_len = c.max_model_len;
+  config.auto_fit = c.auto_fit != 0;
+  if (c.layout < 0 || c.layout >= static_cast<int32_t>(kAllLayouts.size())) {
+    throw InvalidArgument("unknown kvplan_layout " + std::to_string(c.layout));
+  }
+  config.kv_cache_layout = static_cast<KVCacheLayout>(c.layout);
+  config.max_in_flight_tokens = c.max_in_flight_tokens;
+  config.max_concurrent_batches = c.max_concurrent_batches;
+  config.tensor_parallel_size = c.tensor_parallel_size;
+  config.decode_context_parallel_size = c.decode_context_parallel_size;
+  if (c.num_gpu_blocks_override != 0) config.num_gpu_blocks_override = c.num_gpu_blocks_override;
+  config.max_num_encoder_input_tokens = c.max_num_encoder_input_tokens;
+  config.num_prefill_lookahead_tokens = c.num_prefill_lookahead_tokens;
+  if (c.mamba_align != 0) config.mamba_cache_mode = MambaCacheMode::kAlign;
+  config.disable_hybrid_kv_cache_manager = c.disable_hybrid_kv_cache_manager != 0;
+  if (c.compact != 0) config.grouping = Grouping::kCompact;
+  if (c.max_groups != 0) config.max_groups = c.max_groups;
+  if (c.reference_model_len != 0) config.reference_model_len = c.reference_model_len;
+  return config;
+}
+
+std::vector<int32_t> numbers(const std::vector<LayerId>& layers) {
+  std::vector<int32_t> result;
+  result.reserve(layers.size());
+  for (LayerId id : layers) result.push_back(id.value);
+  return result;
+}
+
+template <class Range>
+auto& at(Range& range, size_t index, const char* what) {
+  if (index >= range.size()) {
+    throw InvalidArgument(std::string(what) + " " + std::to_string(index) +
+                          " does not exist; there are " + std::to_string(range.size()));
+  }
+  return range[index];
+}
+
+}  // namespace
+}  // namespace kvplan::c_api
+
+using kvplan::c_api::at;
+using kvplan::c_api::deref;
+using kvplan::c_api::guarded;
+
+static_assert(static_cast<int>(kvplan::KVCacheLayout::kLBHNC) == KVPLAN_LBHNC);
+static_assert(static_cast<int>(kvplan::KVCacheLayout::kLBNHC) == KVPLAN_LBNHC);
+static_assert(static_cast<int>(kvplan::KVCacheLayout::kLHBNC) == KVPLAN_LHBNC);
+static_assert(static_cast<int>(kvplan::KVCacheLayout::kBLHNC) == KVPLAN_BLHNC);
+static_assert(static_cast<int>(kvplan::KVCacheLayout::kBLNHC) == KVPLAN_BLNHC);
+static_assert(static_cast<int>(kvplan::KVCacheLayout::kBHLNC) == KVPLAN_BHLNC);
+
+extern "C" {
+
+void kvplan_config_init(kvplan_config* config) {
+  if (config == nullptr) return;
+  const kvplan::PlanningConfig defaults;
+  *config = {};
+  config->layout = static_cast<int32_t>(defaults.kv_cache_layout);
+  config->max_in_flight_tokens = defaults.max_in_flight_tokens;
+  config->max_concurrent_batches = defaults.max_concurrent_batches;
+  config->tensor_parallel_size = defaults.tensor_parallel_size;
+  config->decode_context_parallel_size = defaults.decode_context_parallel_size;
+}
+
+kvplan_status kvplan_plan_create(const kvplan_request* request, const kvplan_config* config,
+                                 kvplan_plan** out) {
+  return guarded([&] {
+    deref(out, "out") = nullptr;
+    const kvplan::PlanRequest& r = deref(request, "request").request;
+    auto made = std::make_unique<kvplan_plan>();
+    made->plan = kvplan::plan(r, kvplan::c_api::config_from(deref(config, "config")));
+    made->reasons = kvplan::explain(made->plan);
+    made->capacity = kvplan::capacity(made->plan);
+    made->safe_ids = kvplan::safe_block_ids(made->plan);
+    for (const kvplan::KVCacheGroup& g : made->plan.groups) {
+      made->group_layers.push_back(kvplan::c_api::numbers(g.layers));
+    }
+    for (const kvplan::StagePlan& stage : made->plan.stages) {
+      auto& tensors = made->tensor_layers.emplace_back();
+      for (const kvplan::KVCacheTensor& t : stage.tensors) {
+        tensors.push_back(kvplan::c_api::numbers(t.layers));
+      }
+    }
+    *out = made.release();
+  });
+}
+
+void kvplan_plan_destroy(kvplan_plan* plan) { delete plan; }
+
+kvplan_status kvplan_plan_summary(const kvplan_plan* plan, kvplan_summary* out) {
+  return guarded([&] {
+    const kvplan_plan& p = deref(plan, "plan");
+    kvplan_summary& s = deref(out, "out");
+    s = {};
+    s.max_model_len = p.plan.config.max_model_len;
+    s.num_blocks = p.plan.num_blocks;
+    s.num_groups = static_cast<int64_t>(p.plan.groups.size());
+    s.num_workers = static_cast<int64_t>(p.plan.workers.size());
+    s.limiting_worker = static_cast<int64_t>(p.reasons.limiting_worker);
+    s.limiting_group = static_cast<int64_t>(p.reasons.limiting_group);
+    s.bytes_per_block = p.reasons.bytes_per_block;
+    s.request_blocks = p.reasons.request_blocks;
+    s.request_bytes = p.reasons.request_bytes;
+    s.fixed_bytes_per_request = p.reasons.fixed_bytes_per_request;
+    s.next_token_bytes = p.reasons.next_token_bytes;
+    s.capacity_tokens = p.capacity.tokens;
+    s.usable_capacity_tokens = p.capacity.usable_tokens;
+    s.max_concurrency = p.capacity.max_concurrency;
+    s.steady_concurrency = p.capacity.steady_concurrency;
+    s.max_safe_block_id_bytes = p.safe_ids.bytes;
+    s.max_safe_block_id_elements = p.safe_ids.elements;
+  });
+}
+
+kvplan_status kvplan_plan_group(const kvplan_plan* plan, size_t group, kvplan_group* out) {
+  return guarded([&] {
+    const kvplan_plan& p = deref(plan, "plan");
+    const kvplan::KVCacheGroup& g = at(p.plan.groups, group, "group");
+    const kvplan::GroupReport& report = at(p.reasons.groups, group, "group");
+    deref(out, "out") = {p.group_layers[group].data(),
+                         p.group_layers[group].size(),
+                         (*p.plan.specs)[g.spec].block_size,
+                         g.is_eagle_group ? 1 : 0,
+                         0,
+                         report.pages_per_request,
+                         report.padding_bytes};
+  });
+}
+
+kvplan_status kvplan_plan_worker(const kvplan_plan* plan, size_t worker, kvplan_worker* out) {
+  return guarded([&] {
+    const kvplan_plan& p = deref(plan, "plan");
+    at(p.plan.workers, worker, "worker");
+    const kvplan::StagePlan& stage = p.plan.stage_of(worker);
+    deref(out, "out") = {stage.tensors.empty() ? 0 : stage.tensors[0].size, stage.bytes_per_block,
+                         stage.tensors.size()};
+  });
+}
+
+kvplan_status kvplan_plan_tensor(const kvplan_plan* plan, size_t worker, size_t tensor,
+                                 kvplan_tensor* out) {
+  return guarded([&] {
+    const kvplan_plan& p = deref(plan, "plan");
+    const size_t stage = at(p.plan.workers, worker, "worker").stage;
+    const kvplan::KVCacheTensor& t = at(p.plan.stages[stage].tensors, tensor, "tensor");
+    const std::vector<int32_t>& layers = p.tensor_layers[stage][tensor];
+    deref(out, "out") = {layers.data(),  layers.size(),  t.size,
+                         t.layer_stride, t.block_stride, t.offset};
+  });
+}
+
+const char* kvplan_plan_layer_name(const kvplan_plan* plan, int32_t layer_id) {
+  if (plan == nullptr || layer_id < 0) return nullptr;
+  const kvplan::LayerId id(layer_id);
+  return id.pos() < plan->plan.names->size() ? (*plan->plan.names)[id].c_str() : nullptr;
+}
+
+size_t kvplan_plan_num_notices(const kvplan_plan* plan) {
+  return plan == nullptr ? 0 : plan->plan.notices.size();
+}
+
+const char* kvplan_plan_notice(const kvplan_plan* plan, size_t index) {
+  return index < kvplan_plan_num_notices(plan) ? plan->plan.notices[index].message.c_str()
+                                               : nullptr;
+}
+
+kvplan_status kvplan_plan_check(const kvplan_plan* plan) {
+  return guarded([&] {
+    const std::vector<kvplan::Violation> broken = kvplan::check(deref(plan, "plan").plan, 1);
+    if (!broken.empty()) throw std::runtime_error(broken[0].message);
+  });
+}
+}

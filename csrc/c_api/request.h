@@ -1,0 +1,7 @@
+#pragma once
+
+#include "kvplan/plan.h"
+
+struct kvplan_request {
+  kvplan::PlanRequest request;
+};

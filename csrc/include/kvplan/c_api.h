@@ -1,0 +1,237 @@
+#ifndef KVPLAN_C_API_H_
+#define KVPLAN_C_API_H_
+
+/* The planner and the block pool for C, and for languages that call C. No exception crosses this
+ * interface: every function that can fail returns a status, and kvplan_last_error() says why.
+ *
+ * Handles belong to the caller, who destroys them. A request may be planned by several threads at
+ * once while nobody adds to it; a plan may be read by several threads; a pool has one user. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define KVPLAN_C_API
+#else
+#define KVPLAN_C_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum kvplan_status {
+  KVPLAN_OK = 0,
+  KVPLAN_INVALID_ARGUMENT = 1,  /* a value out of range, contradictory or unknown; null pointers */
+  KVPLAN_OVERFLOW = 2,          /* arithmetic left the 64-bit range */
+  KVPLAN_UNSUPPORTED = 3,       /* pages that cannot be made equal, or a kind that is not planned */
+  KVPLAN_LAYOUT = 4,            /* the layout cannot express the model's pages */
+  KVPLAN_NOT_ENOUGH_MEMORY = 5, /* see kvplan_last_shortage() */
+  KVPLAN_BLOCK_POOL = 6,        /* an operation that would break the pool, which is unchanged */
+  KVPLAN_OUT_OF_MEMORY = 7,     /* of this process */
+  KVPLAN_INTERNAL = 8           /* a defect of kvplan */
+} kvplan_status;
+
+/* "0.1.0". */
+KVPLAN_C_API const char* kvplan_version(void);
+/* What the last function that failed in this thread had to say; never null. Valid until the next
+ * failure in this thread. */
+KVPLAN_C_API const char* kvplan_last_error(void);
+
+typedef struct kvplan_shortage {
+  int64_t worker;
+  int64_t needed_bytes;         /* what one request of max_model_len tokens holds */
+  int64_t available_bytes;      /* what the worker has, without the null block */
+  int64_t max_model_len;        /* the length that was asked for */
+  int64_t estimated_max_len;    /* the longest that fits; 0 if none does */
+  int64_t max_in_flight_tokens; /* the largest in-flight count that fits; 0 if none does */
+} kvplan_shortage;
+/* The numbers of the last KVPLAN_NOT_ENOUGH_MEMORY in this thread. */
+KVPLAN_C_API void kvplan_last_shortage(kvplan_shortage* out);
+
+/* --- what to plan ------------------------------------------------------------------------------
+ */
+
+typedef enum kvplan_layout {
+  KVPLAN_LBHNC = 0,
+  KVPLAN_LBNHC = 1,
+  KVPLAN_LHBNC = 2,
+  KVPLAN_BLHNC = 3,
+  KVPLAN_BLNHC = 4,
+  KVPLAN_BHLNC = 5
+} kvplan_layout;
+
+/* Fields as in kvplan/config.h; 0 where a field says so stands for "not given". */
+typedef struct kvplan_config {
+  int64_t max_model_len;        /* tokens */
+  int32_t auto_fit;             /* 1: the longest length up to max_model_len that fits */
+  int32_t layout;               /* kvplan_layout */
+  int64_t max_in_flight_tokens; /* tokens scheduled but not settled */
+  int64_t max_concurrent_batches;
+  int64_t tensor_parallel_size;
+  int64_t decode_context_parallel_size;
+  int64_t num_gpu_blocks_override; /* 0: not given */
+  int64_t max_num_encoder_input_tokens;
+  int64_t num_prefill_lookahead_tokens;
+  int32_t mamba_align; /* 1: mamba_cache_mode "align" */
+  int32_t disable_hybrid_kv_cache_manager;
+  int32_t compact; /* 1: grouping "compact" */
+  int32_t reserved;
+  int64_t max_groups;          /* 0: not given */
+  int64_t reference_model_len; /* 0: not given */
+} kvplan_config;
+/* Every field at its default; max_model_len has none. */
+KVPLAN_C_API void kvplan_config_init(kvplan_config* config);
+
+typedef enum kvplan_spec_kind {
+  KVPLAN_FULL_ATTENTION = 0,
+  KVPLAN_MLA = 1,
+  KVPLAN_CHUNKED_LOCAL = 5,
+  KVPLAN_SLIDING_WINDOW = 6,
+  KVPLAN_SLIDING_WINDOW_MLA = 7,
+  KVPLAN_CIRCULAR_BUFFER = 8,
+  KVPLAN_CROSS_ATTENTION = 10,
+  KVPLAN_MAMBA = 11,
+  KVPLAN_CUSTOM = 14
+} kvplan_spec_kind;
+
+/* One layer's cache format. */
+typedef struct kvplan_spec {
+  int32_t kind;         /* kvplan_spec_kind */
+  int32_t dcp_sharded;  /* 1: decode-context-parallel ranks share the tokens */
+  int64_t block_size;   /* tokens of a block */
+  int64_t num_kv_heads; /* attention */
+  int64_t head_size;    /* attention: elements */
+  int64_t head_size_v;  /* attention: elements; -1: the default of the kind */
+  const char* dtype;    /* attention: torch's name, e.g. "bfloat16" (the default, also for null) */
+  int64_t window;       /* sliding window or chunk, tokens */
+  int64_t page_size_padded;       /* bytes; 0: not padded */
+  int64_t alignment;              /* MLA: bytes that a page is padded to a multiple of; 0: none */
+  int64_t state_content_bytes;    /* bytes of one state of one head; 0: computed */
+  int64_t num_head_slots;         /* 0: num_kv_heads */
+  int64_t tokens_per_state;       /* 1 or more */
+  int64_t block_stride_alignment; /* bytes; 0: none */
+  int64_t page_size;              /* Mamba: bytes of a state. Custom: bytes of a page */
+  int64_t num_speculative_blocks; /* Mamba */
+  const char* custom_class;       /* custom: layers of one class may share a group */
+  int64_t cap_tokens;             /* custom: tokens held at once; -1: grows with the length */
+  int64_t extra_pages;            /* custom: held whatever the length */
+  int32_t cap_includes_in_flight; /* custom: in-flight tokens come on top of cap_tokens */
+  int32_t is_draft;
+} kvplan_spec;
+/* Every field at the default of the kind. */
+KVPLAN_C_API void kvplan_spec_init(kvplan_spec* spec, kvplan_spec_kind kind);
+
+typedef struct kvplan_request kvplan_request;
+KVPLAN_C_API kvplan_status kvplan_request_create(kvplan_request** out);
+KVPLAN_C_API void kvplan_request_destroy(kvplan_request* request);
+KVPLAN_C_API kvplan_status kvplan_request_add_spec(kvplan_request* request, const kvplan_spec* spec,
+                                                   int32_t* spec_id);
+/* The id of the layer with this name, which is new or was added before. */
+KVPLAN_C_API kvplan_status kvplan_request_add_layer(kvplan_request* request, const char* name,
+                                                    int32_t* layer_id);
+/* A worker that owns layers[i] with specs[i], i < count. */
+KVPLAN_C_API kvplan_status kvplan_request_add_worker(kvplan_request* request, const int32_t* layers,
+                                                     const int32_t* specs, size_t count,
+                                                     int64_t available_bytes);
+
+/* --- the plan ----------------------------------------------------------------------------------
+ */
+
+typedef struct kvplan_plan kvplan_plan;
+/* The request may be destroyed afterwards. On failure *out is null. */
+KVPLAN_C_API kvplan_status kvplan_plan_create(const kvplan_request* request,
+                                              const kvplan_config* config, kvplan_plan** out);
+KVPLAN_C_API void kvplan_plan_destroy(kvplan_plan* plan);
+
+typedef struct kvplan_summary {
+  int64_t max_model_len; /* with auto_fit, the fitted length */
+  int64_t num_blocks;    /* the null block included */
+  int64_t num_groups;
+  int64_t num_workers;
+  int64_t limiting_worker;
+  int64_t limiting_group;
+  int64_t bytes_per_block; /* on the limiting worker, as the next four */
+  int64_t request_blocks;
+  int64_t request_bytes;
+  int64_t fixed_bytes_per_request;
+  int64_t next_token_bytes;       /* what a request of one token more holds in addition */
+  int64_t capacity_tokens;        /* by vLLM's formula */
+  int64_t usable_capacity_tokens; /* without the null block */
+  double max_concurrency;
+  double steady_concurrency; /* in-flight tokens counted once per engine */
+  int64_t max_safe_block_id_bytes;
+  int64_t max_safe_block_id_elements;
+} kvplan_summary;
+KVPLAN_C_API kvplan_status kvplan_plan_summary(const kvplan_plan* plan, kvplan_summary* out);
+
+/* Pointers into the plan, valid until it is destroyed. */
+typedef struct kvplan_group {
+  const int32_t* layers; /* layer ids of the whole model */
+  size_t num_layers;
+  int64_t block_size; /* tokens */
+  int32_t is_eagle_group;
+  int32_t reserved;
+  int64_t pages_per_request;
+  int64_t padding_bytes; /* bytes of a block that hold nothing */
+} kvplan_group;
+KVPLAN_C_API kvplan_status kvplan_plan_group(const kvplan_plan* plan, size_t group,
+                                             kvplan_group* out);
+
+typedef struct kvplan_worker {
+  int64_t buffer_bytes; /* to allocate */
+  int64_t bytes_per_block;
+  size_t num_tensors;
+} kvplan_worker;
+KVPLAN_C_API kvplan_status kvplan_plan_worker(const kvplan_plan* plan, size_t worker,
+                                              kvplan_worker* out);
+
+/* The page of layers[l] for block b begins at offset + l * layer_stride + b * block_stride. */
+typedef struct kvplan_tensor {
+  const int32_t* layers;
+  size_t num_layers;
+  int64_t size;
+  int64_t layer_stride;
+  int64_t block_stride;
+  int64_t offset;
+} kvplan_tensor;
+KVPLAN_C_API kvplan_status kvplan_plan_tensor(const kvplan_plan* plan, size_t worker, size_t tensor,
+                                              kvplan_tensor* out);
+
+/* Null for an unknown id. */
+KVPLAN_C_API const char* kvplan_plan_layer_name(const kvplan_plan* plan, int32_t layer_id);
+KVPLAN_C_API size_t kvplan_plan_num_notices(const kvplan_plan* plan);
+/* A remark of the planner; null beyond the last. */
+KVPLAN_C_API const char* kvplan_plan_notice(const kvplan_plan* plan, size_t index);
+/* KVPLAN_INTERNAL, with the first broken rule as the error, if the plan breaks the contract. */
+KVPLAN_C_API kvplan_status kvplan_plan_check(const kvplan_plan* plan);
+
+/* --- the block pool ----------------------------------------------------------------------------
+ */
+
+typedef struct kvplan_pool kvplan_pool;
+/* Block 0 is the null block, which is never handed out. */
+KVPLAN_C_API kvplan_status kvplan_pool_create(int64_t num_blocks, int32_t enable_caching,
+                                              kvplan_pool** out);
+KVPLAN_C_API void kvplan_pool_destroy(kvplan_pool* pool);
+KVPLAN_C_API int64_t kvplan_pool_num_free(const kvplan_pool* pool);
+/* All of `count` blocks or none. */
+KVPLAN_C_API kvplan_status kvplan_pool_allocate(kvplan_pool* pool, int32_t* blocks, size_t count);
+/* One holder more, or less, for each block. */
+KVPLAN_C_API kvplan_status kvplan_pool_touch(kvplan_pool* pool, const int32_t* blocks,
+                                             size_t count);
+KVPLAN_C_API kvplan_status kvplan_pool_free(kvplan_pool* pool, const int32_t* blocks, size_t count);
+/* Makes full blocks reachable by their hashes: `count` times `hash_bytes` bytes, at most 32 each.
+ */
+KVPLAN_C_API kvplan_status kvplan_pool_cache(kvplan_pool* pool, const int32_t* blocks, size_t count,
+                                             const void* hashes, size_t hash_bytes,
+                                             int64_t block_size, uint16_t group);
+/* The cached block, or -1. */
+KVPLAN_C_API kvplan_status kvplan_pool_find(const kvplan_pool* pool, const void* hash,
+                                            size_t hash_bytes, uint16_t group, int32_t* block);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* KVPLAN_C_API_H_ */

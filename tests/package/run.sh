@@ -1,0 +1,93 @@
+#!/bin/bash
+# The C++ package as a stranger meets it: headers alone, installed static and shared, pkg-config,
+# vendored, from C and from Rust. Usage: tests/package/run.sh [work directory]
+set -euo pipefail
+source_dir=$(cd "$(dirname "$0")/../.." && pwd)
+work=${1:-$(mktemp -d)}
+mkdir -p "$work"
+cc=${CC:-cc}
+cxx=${CXX:-c++}
+warnings=(-Wall -Wextra -Wpedantic -Werror)
+generator=()
+command -v ninja > /dev/null && generator=(-G Ninja)
+
+step() { printf '\n== %s\n' "$*"; }
+
+step "each header compiles alone"
+for compiler in g++-12 clang++-16; do
+  command -v $compiler > /dev/null || { echo "no $compiler: skipped"; continue; }
+  for header in "$source_dir"/csrc/include/kvplan/*.h; do
+    echo "#include <kvplan/$(basename "$header")>" |
+      $compiler -std=c++20 "${warnings[@]}" -I"$source_dir/csrc/include" -fsyntax-only -x c++ -
+  done
+done
+echo '#include <kvplan/c_api.h>' |
+  $cc -std=c99 "${warnings[@]}" -I"$source_dir/csrc/include" -fsyntax-only -x c -
+
+step "public headers include only the standard library and kvplan"
+# The C++ standard library's headers have no dot in their names.
+if grep -hE '^ *# *include' "$source_dir"/csrc/include/kvplan/*.h |
+  grep -vE '"kvplan/[a-z_]+\.h"|<[a-z_]+>|<std(int|def)\.h>'; then
+  echo "a public header includes the above" && exit 1
+fi
+
+for kind in static shared; do
+  step "install, $kind"
+  prefix=$work/$kind
+  cmake -S "$source_dir" -B "$work/build-$kind" "${generator[@]}" -DKVPLAN_CUDA=OFF \
+    -DBUILD_SHARED_LIBS=$([ $kind = shared ] && echo ON || echo OFF) \
+    -DCMAKE_INSTALL_PREFIX="$prefix" > "$work/configure-$kind.log"
+  cmake --build "$work/build-$kind" > "$work/build-$kind.log"
+  cmake --install "$work/build-$kind" --component kvplan_devel > /dev/null
+  libdir=$(dirname "$(find "$prefix" -name 'libkvplan.*' | head -1)")
+
+  # Whoever moves the tree must not notice.
+  mv "$prefix" "$prefix-moved"
+  prefix=$prefix-moved
+  libdir=${libdir/$work\/$kind/$prefix}
+
+  step "examples from the install prefix, $kind"
+  cmake -S "$source_dir/examples/cpp" -B "$work/examples-$kind" "${generator[@]}" \
+    -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$prefix" > /dev/null
+  cmake --build "$work/examples-$kind" > /dev/null
+  "$work/examples-$kind/decode"
+  "$work/examples-$kind/price_and_allocate"
+
+  step "pkg-config, $kind"
+  export PKG_CONFIG_PATH=$libdir/pkgconfig
+  [ "$(pkg-config --modversion kvplan)" = "$(sed -n 's/^ *VERSION \([0-9.]*\)$/\1/p' "$source_dir/CMakeLists.txt")" ]
+  static_flag=$([ $kind = static ] && echo --static || true)
+  $cc -std=c99 "${warnings[@]}" "$source_dir/tests/package/c_api_test.c" -o "$work/c_api_$kind" \
+    $(pkg-config --cflags kvplan) $(pkg-config --libs $static_flag kvplan) -Wl,-rpath,"$libdir"
+  "$work/c_api_$kind"
+done
+
+step "symbols of the shared library"
+library=$(find "$work/shared-moved" -name 'libkvplan.so' | head -1)
+nm -D --defined-only -C "$library" | awk '$2 ~ /[TDBR]/' > "$work/symbols"
+grep -q ' kvplan_plan_create$' "$work/symbols"
+if grep -vE ' (kvplan::|kvplan_|typeinfo|vtable|non-virtual)' "$work/symbols"; then
+  echo "the library exports the above" && exit 1
+fi
+if grep -E 'anonymous namespace|kvplan::(detail|checking|c_api)::' "$work/symbols"; then
+  echo "the library exports the above" && exit 1
+fi
+
+for vendor in add_subdirectory FetchContent; do
+  step "vendored by $vendor"
+  cmake -S "$source_dir/tests/package/consumer" -B "$work/consumer-$vendor" "${generator[@]}" \
+    -DKVPLAN_SOURCE="$source_dir" -DKVPLAN_VENDOR=$vendor -DKVPLAN_CUDA=OFF > /dev/null
+done
+cmake --build "$work/consumer-add_subdirectory" > /dev/null
+"$work/consumer-add_subdirectory/c_api_test"
+
+step "Rust"
+if command -v rustc > /dev/null; then
+  rustc --edition 2021 -O "$source_dir/tests/package/rust/main.rs" -o "$work/rust_client" \
+    -L "$(dirname "$library")" -C link-arg=-Wl,-rpath,"$(dirname "$library")" 2> "$work/rust.log" ||
+    { cat "$work/rust.log"; exit 1; }
+  "$work/rust_client"
+else
+  echo "no rustc: skipped"
+fi
+printf '\nall right\n'
