@@ -75,7 +75,12 @@ class Simulation {
     }
   }
 
-  Sequence start(int64_t target) const { return {0, target, {groups_.size(), {}}}; }
+  Sequence start(int64_t target) const {
+    Sequence s;
+    s.target = target;
+    s.blocks.resize(groups_.size());
+    return s;
+  }
   const kvplan::BlockPool& pool() const { return pool_; }
 
  private:
@@ -141,7 +146,9 @@ int main() try {
   int64_t preempted = 0;
   size_t most_at_once = 0;
   while (waiting > 0 || !running.empty()) {
-    if (waiting > 0 && running.size() < 256) {
+    // Some blocks are kept for the requests that run already, so that few must start again.
+    const bool has_room = simulation.pool().num_free_blocks() > plan.num_blocks / 10;
+    if (waiting > 0 && running.size() < 256 && (has_room || running.empty())) {
       running.push_back(simulation.start(length(rng)));
       --waiting;
     }
