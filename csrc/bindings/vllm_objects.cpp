@@ -211,10 +211,9 @@ py::dict VllmObjects::uniform_type_specs(py::handle spec) const {
 }
 
 GroupFields VllmObjects::read_group(py::handle group) const {
-  static const py::handle names =
-      list_of({"layer_names", "kv_cache_spec", "is_eagle_group", "host_resident",
-               "enable_kv_transfer", "role"})
-          .release();
+  static const py::handle names = list_of({"layer_names", "kv_cache_spec", "is_eagle_group",
+                                           "host_resident", "enable_kv_transfer", "role"})
+                                      .release();
   if (Py_TYPE(group.ptr()) != reinterpret_cast<PyTypeObject*>(group_.type.ptr())) {
     throw py::type_error("KV cache group class " + type_name(group) + " is not known to kvplan");
   }
@@ -340,15 +339,15 @@ py::object VllmObjects::make_uniform_type(int64_t block_size, py::dict specs) co
 
 py::object VllmObjects::make_group(py::list layer_names, py::object spec,
                                    const KVCacheGroup& group) const {
-  return instantiate(group_, {layer_names, spec, py::bool_(group.is_eagle_group),
-                              py::bool_(group.host_resident), py::bool_(group.enable_kv_transfer),
-                              roles_[static_cast<size_t>(group.role)]});
+  return instantiate(
+      group_, {layer_names, spec, py::bool_(group.is_eagle_group), py::bool_(group.host_resident),
+               py::bool_(group.enable_kv_transfer), roles_[static_cast<size_t>(group.role)]});
 }
 
 py::object VllmObjects::project_group(const GroupFields& group, py::list layer_names,
                                       py::object spec) const {
-  const bool eagle =
-      group.is_eagle_group && !(projection_resets_group_ && PyList_GET_SIZE(layer_names.ptr()) == 0);
+  const bool eagle = group.is_eagle_group &&
+                     !(projection_resets_group_ && PyList_GET_SIZE(layer_names.ptr()) == 0);
   const bool transfer = group.enable_kv_transfer || projection_resets_group_;
   return instantiate(group_, {layer_names, spec, py::bool_(eagle), py::bool_(group.host_resident),
                               py::bool_(transfer), roles_[static_cast<size_t>(group.role)]});
@@ -362,8 +361,8 @@ py::object VllmObjects::make_tensor(const KVCacheTensor& t, py::list layers) con
 py::object VllmObjects::make_config(int64_t num_blocks, py::list tensors, py::list groups,
                                     py::object retention_interval, int64_t kv_tp_replicas) const {
   static const py::handle replicas = interned(py::str("kv_tp_replicas")).release();
-  py::object config = instantiate(config_, {py::int_(num_blocks), tensors, groups,
-                                            retention_interval});
+  py::object config =
+      instantiate(config_, {py::int_(num_blocks), tensors, groups, retention_interval});
   set_attribute(config, replicas, py::int_(kv_tp_replicas));
   return config;
 }

@@ -84,8 +84,7 @@ py::tuple global_groups(const VllmPlanner& self, const PlanningConfig& config,
   for (py::handle specs : kv_cache_specs) session.request().add_layers(session.read_layers(specs));
   Notices notices;
   const PlanningContext ctx{*session.request().names(), session.request().specs(), notices};
-  const KVCacheGroups groups =
-      group_globally(self, ctx, config, session.request().layer_lists());
+  const KVCacheGroups groups = group_globally(self, ctx, config, session.request().layer_lists());
   return py::make_tuple(session.group_list(groups, session.request().specs()),
                         notice_list(notices));
 }

@@ -71,6 +71,9 @@ CONFIG_FIELDS = (
 )
 
 
+_plain_new: Any = object.__new__
+
+
 class UnknownClassError(TypeError):
     """A class of this vLLM that kvplan cannot stand in for; the message says which and why."""
 
@@ -93,7 +96,7 @@ def _describe_spec(name: str, cls: type) -> dict[str, Any]:
     unsupported = ""
     if required:
         unsupported = f"{name} has fields that kvplan does not know: {', '.join(required)}"
-    elif "__slots__" in vars(cls) or cls.__new__ is not object.__new__:
+    elif "__slots__" in vars(cls) or cls.__new__ is not _plain_new:
         unsupported = f"{name} is made in a way that kvplan does not know"
     return {
         "type": cls,

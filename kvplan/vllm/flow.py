@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from kvplan.vllm import conversion, installation, record, report
@@ -23,7 +24,7 @@ _before: dict[str, Any] = {}
 
 def install(installed: Installation) -> None:
     """Replace the functions wherever a module of this process holds them."""
-    replacements = {"get_kv_cache_configs": get_kv_cache_configs_032}
+    replacements: dict[str, Callable[..., Any]] = {"get_kv_cache_configs": get_kv_cache_configs_032}
     if not installed.before_033:
         replacements = {
             "get_kv_cache_configs": get_kv_cache_configs,

@@ -117,7 +117,7 @@ def install() -> bool:
     except ModuleNotFoundError:
         before_033 = True
         planning = importlib.import_module(PLANNING_032)
-    names = ("get_kv_cache_configs",)
+    names: tuple[str, ...] = ("get_kv_cache_configs",)
     if not before_033:
         names += ("get_global_kv_cache_groups",)
     missing = [name for name in names if not hasattr(planning, name)]

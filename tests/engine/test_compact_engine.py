@@ -29,7 +29,8 @@ CASES = [
 
 def generate(model, max_groups):
     path = [str(PACKAGES), os.environ.get("PYTHONPATH", "")]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+    # The plugin stays out, so that "vllm" is vLLM alone.
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path), "KVPLAN_DISABLE": "1"}
     done = subprocess.run(
         [sys.executable, HERE / "generate.py", model, "vllm", str(max_groups)],
         capture_output=True,

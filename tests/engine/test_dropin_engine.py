@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import kvplan
+
 pytest.importorskip("vllm")
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+PACKAGES = Path(kvplan.__file__).parents[1]  # of the kvplan under test
 GENERATING = ("dense", "gemma3", "gemma2", "llama4", "mamba2", "lfm2")
 
 
@@ -34,7 +36,7 @@ def plugin(tmp_path_factory):
 def start(plugin, model, *, kvplan=True, options=None, multiprocessing=False, **environment):
     """One engine: what it printed as its result, and its log."""
     env = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(plugin), str(ROOT), str(HERE)]),
+        "PYTHONPATH": os.pathsep.join([str(plugin), str(PACKAGES), str(HERE)]),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if multiprocessing else "0",
         "HF_HUB_OFFLINE": "1",

@@ -25,7 +25,7 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 import kvplan.vllm
 from kvplan.vllm import installation, plugin, report, verify
 
-ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = Path(kvplan.__file__).resolve().parents[1]  # of the kvplan under test
 REQUEST = to_request(
     {"max_model_len": 100000, "auto_fit": True, "kv_cache_layout": "LBNHC"},
     [gemma_3_27b(tp=4, block_size=16)],
@@ -358,7 +358,7 @@ ORDERS = {
 }
 
 
-def python(code, path=(ROOT,), **environment):
+def python(code, path=(PACKAGES,), **environment):
     """A fresh interpreter."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))} | environment
     return subprocess.run(
@@ -384,7 +384,7 @@ def test_a_missing_binary_leaves_vllm_alone(tmp_path):
     """The plugin is found, but its compiled module is not there."""
     package = tmp_path / "kvplan"
     package.mkdir()
-    for entry in (ROOT / "kvplan").iterdir():
+    for entry in (PACKAGES / "kvplan").iterdir():
         if not entry.name.startswith("_core") and entry.name != "__pycache__":
             (package / entry.name).symlink_to(entry)
     info = tmp_path / "kvplan-0.dist-info"
