@@ -181,6 +181,11 @@ class ConfigView:
         head_dim = self.get("head_dim")
         if head_dim:
             return self._checked_size("head_dim", head_dim, 1)
+        return self.split_head_size
+
+    @property
+    def split_head_size(self) -> int:
+        """The hidden size divided by the heads, for model code that does not read ``head_dim``."""
         hidden, heads = self.size("hidden_size"), self.num_heads
         if hidden % heads:
             raise ModelError(

@@ -66,6 +66,28 @@ class Architecture:
         return self.family.__module__.rpartition(".")[2]
 
 
+#: Architectures whose code divides the hidden size by the heads, whatever ``head_dim`` says.
+_WITHOUT_HEAD_DIM = (
+    "BloomForCausalLM",
+    "ChatGLMModel",
+    "ChatGLMForConditionalGeneration",
+    "FalconForCausalLM",
+    "GraniteMoeForCausalLM",
+    "GraniteMoeSharedForCausalLM",
+    "InternLM2ForCausalLM",
+    "MiniCPMForCausalLM",
+    "MolmoForCausalLM",
+    "OlmoeForCausalLM",
+    "OrionForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "StableLmForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTJForCausalLM",
+    "OPTForCausalLM",
+)
+
+
 def _prefixed(row: Architecture, prefix: str, settings: dict[str, Any]) -> Architecture:
     """A language model's row as part of a larger model."""
     merged = {**row.settings, **settings, "prefix": prefix}
@@ -79,7 +101,7 @@ def _table() -> dict[str, Architecture]:
 
     def add(names: str, family: Family, pattern: str = _SELF_ATTN, **settings: Any) -> None:
         for name in names.split():
-            table[name] = Architecture(family, pattern, settings)
+            table[name] = Architecture(family, pattern, dict(settings))
 
     def multimodal(names: str, base: str, prefix: str = _MULTIMODAL, **settings: Any) -> None:
         for name in names.split():
@@ -203,6 +225,8 @@ def _table() -> dict[str, Architecture]:
         linear_pattern="model.layers.{i}.self_attn",
     )
     add("WhisperForConditionalGeneration", whisper)
+    for name in _WITHOUT_HEAD_DIM:
+        table[name].settings["split_hidden"] = True
     # Language models of multimodal wrappers.
     multimodal(
         "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration "

@@ -393,3 +393,20 @@ def test_nothing_imports_torch():
         "assert not {'torch', 'vllm', 'transformers'} & set(sys.modules), sorted(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+BY_ENGINE = sorted((Path(__file__).parents[1] / "data" / "registered_by_engine").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", BY_ENGINE, ids=lambda path: path.stem)
+def test_registers_what_a_running_engine_registers(path):
+    """A whole CPU engine of vLLM 0.32.0 agrees, apart from what its own backend decides."""
+    recorded = json.loads(path.read_text())
+    (mine,) = planned(recorded["config"], max_model_len=1024).kv_cache_specs
+    assert {name: type(spec).__name__ for name, spec in mine.items()} == {
+        name: layer["kind"] for name, layer in recorded["layers"].items()
+    }
+    for name, layer in recorded["layers"].items():
+        facts = {key: value for key, value in layer.items() if key != "kind"}
+        encoded = json.loads(json.dumps(mine[name].to_dict()))
+        assert {key: encoded[key] for key in facts} == facts, name

@@ -63,7 +63,7 @@ def _head_size(context: FamilyContext) -> int:
     """A head's elements; some model code ignores ``head_dim``."""
     text = context.text
     if context.setting("split_hidden"):
-        return text.size("hidden_size") // text.num_heads
+        return text.split_head_size
     if context.setting("mla_as_heads"):
         return text.size("qk_nope_head_dim") + text.size("qk_rope_head_dim")
     return text.head_size

@@ -122,7 +122,10 @@ def short_conv(context: FamilyContext) -> ModelLayers:
         for i, kind in enumerate(kinds):
             if kind in _FULL:
                 yield AttentionLayer(
-                    name=context.name(i), index=i, num_kv_heads=kv_heads, head_size=head_size
+                    name=context.name(i),
+                    index=i,
+                    num_kv_heads=kv_heads,
+                    head_size=text.split_head_size,
                 )
             else:
                 yield StateLayer(

@@ -104,7 +104,7 @@ def jamba(context: FamilyContext) -> ModelLayers:
                     name=f"{context.prefix}model.layers.{i}.attn",
                     index=i,
                     num_kv_heads=kv_heads,
-                    head_size=head_size,
+                    head_size=text.split_head_size,
                 )
             else:
                 yield _mamba1_layer(f"{context.prefix}model.layers.{i}.mixer", i, shapes, dtypes)
@@ -144,7 +144,7 @@ def granite_hybrid(context: FamilyContext) -> ModelLayers:
                     name=f"{context.prefix}model.layers.{i}.self_attn.attn",
                     index=i,
                     num_kv_heads=kv_heads,
-                    head_size=head_size,
+                    head_size=text.split_head_size,
                 )
             elif kind in _STATE:
                 yield _mamba2_layer(f"{context.prefix}model.layers.{i}.mixer", i, shapes, dtypes)
