@@ -9,9 +9,12 @@ import contextlib
 import dataclasses
 from types import SimpleNamespace
 
-import dropin
 import planning as cases
 from side_by_side import median_seconds, oracle, report, show_ratio, show_seconds
+
+# isort: split
+# In tests/vllm033, which side_by_side puts on the path.
+import dropin_outcome as dropin
 from vllm.v1.core import kv_cache_planning
 
 import kvplan.vllm

@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 sys.path.append(str(Path(__file__).parents[1] / "vllm033"))
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    import dropin
+    import dropin_outcome as dropin
     import oracle
     from random_models import random_request
 

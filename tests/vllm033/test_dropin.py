@@ -10,7 +10,7 @@ import multiprocessing
 import os
 from types import SimpleNamespace
 
-import dropin
+import dropin_outcome as dropin
 import oracle
 import pytest
 from random_models import LAYOUTS, random_request, to_request

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import dropin
+import dropin_outcome as dropin
 import oracle
 import pytest
 import vllm
