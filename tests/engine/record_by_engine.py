@@ -73,7 +73,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
         "v_head_dim": 128,
-        "n_routed_experts": None,
+        "n_routed_experts": 4,
         "first_k_dense_replace": 8,
     },
     "JambaForCausalLM": {
