@@ -121,7 +121,9 @@ class ModelMaker {
     if (kind == SpecKind::kSinkFullAttention) s.sink_len = pick(0, 16);
     if (is_mla(kind) || kind == SpecKind::kSlidingWindowMLA) {
       if (flag()) s.alignment = 576;
-      if (rarely()) s.tokens_per_state = {pick(1, 4), pick(1, 2)};
+      // A hidden state belongs to one token: blocks may shrink to that.
+      const bool one_token = kind == SpecKind::kHiddenStateCache;
+      if (rarely() && !one_token) s.tokens_per_state = {pick(1, 4), pick(1, 2)};
     }
     if (kind == SpecKind::kMamba) {
       s.shapes = {{number({1000, 540672, 1 << 20}, 1, 1 << 21)}, {pick(1, 100), 16}};
@@ -144,7 +146,7 @@ class ModelMaker {
     try {
       finalize(s);
       if (rarely() && !is_hisparse(kind)) {
-        s.page_size_padded = page_size_bytes(s) + pick(0, 4096);
+        s.page_size_padded = checked::add(page_size_bytes(s), pick(0, 4096), "padded page");
         finalize(s);
       }
     } catch (const Error&) {

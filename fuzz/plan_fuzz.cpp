@@ -1,6 +1,8 @@
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
+#include "describe_plan.h"
 #include "kvplan/kvplan.h"
 #include "model_from_source.h"
 
@@ -20,7 +22,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     for (const Violation& v : check(made)) {
       const bool known = v.rule == Rule::kBlocksDisjoint || v.rule == Rule::kAlignedStride;
-      if (!warned || !known) std::abort();
+      if (warned && known) continue;
+      std::fprintf(stderr, "%s\n%s\n", v.message.c_str(), testing::describe(made).c_str());
+      std::abort();
     }
     explain(made);
     capacity(made);

@@ -85,7 +85,9 @@ class WorkerCheck {
       broken(Rule::kNumbers, "a layer is listed twice");
       ok = false;
     }
-    if (worker_.available_bytes && worker_.buffer_bytes > *worker_.available_bytes) {
+    // A worker without layers takes nothing, also from memory that is overdrawn.
+    if (worker_.buffer_bytes > 0 && worker_.available_bytes &&
+        worker_.buffer_bytes > *worker_.available_bytes) {
       broken(Rule::kBudget, "the buffer takes " + std::to_string(worker_.buffer_bytes) +
                                 " bytes of the " + std::to_string(*worker_.available_bytes) +
                                 " that are available");

@@ -15,9 +15,17 @@ int64_t bytes_per_token(const KVCacheSpec& spec) {
                       dtype_size(spec.dtype), "hidden state");
 }
 
+// Far beyond any block, and still searched for divisors in a millisecond.
+constexpr int64_t kMaxBlockSize = int64_t{1} << 40;
+
 int64_t largest_divisor_at_most(int64_t value, int64_t limit) {
+  if (value > kMaxBlockSize) {
+    throw InvalidArgument("block_size " + std::to_string(value) +
+                          " is too large beside hidden-state layers; the limit is " +
+                          std::to_string(kMaxBlockSize));
+  }
   int64_t best = 1;
-  for (int64_t d = 1; d <= value / d; ++d) {
+  for (int64_t d = 1; d <= limit && d <= value / d; ++d) {
     if (value % d != 0) continue;
     for (int64_t candidate : {d, value / d}) {
       if (candidate <= limit) best = std::max(best, candidate);

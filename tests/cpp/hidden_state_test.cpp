@@ -45,5 +45,14 @@ TEST(HiddenState, CommonPageGrowsUntilItHoldsAToken) {
 
 // --------------------------------------------------------------------------------------
 
+TEST(HiddenState, AbsurdBlocksAreRefusedInsteadOfSearched) {
+  const int64_t huge = (1LL << 50) + 37;
+  Steps steps(ModelBuilder()
+                  .add(2, full(1, 1, huge))
+                  .add(2, sliding(1, 1, 64, huge))
+                  .add(1, hidden_state(1), "hidden"));
+  EXPECT_THROW(steps.groups(config(128)), InvalidArgument);
+}
+
 }  // namespace
 }  // namespace kvplan::testing
