@@ -155,7 +155,12 @@ class ConfigView:
     @property
     def num_layers(self) -> int:
         """``num_hidden_layers``."""
-        return self.size("num_hidden_layers")
+        layers = self.size("num_hidden_layers")
+        if layers > MAX_LAYERS:
+            raise ModelError(
+                f"{self.where}.num_hidden_layers is {layers}; at most {MAX_LAYERS} are planned"
+            )
+        return layers
 
     @property
     def num_heads(self) -> int:
@@ -211,3 +216,7 @@ def text_view(root: ConfigView) -> ConfigView:
         else:
             return view
     return view
+
+
+#: More layers than any model has; a config with more is damaged.
+MAX_LAYERS = 100_000

@@ -62,6 +62,9 @@ def derived_max_model_len(root: ConfigView, text: ConfigView, model_type: str) -
         return _DEFAULT_LENGTH, source
     parameters = _rope_parameters(root, text)
     types = [p.get("rope_type", p.get("type", "default")) for p in parameters]
+    for rope_type in types:
+        if not isinstance(rope_type, str):
+            raise ModelError(f"the config's rope type must be a string; got {rope_type!r}")
     if "gemma3" not in model_type:
         factor: Any = 1.0
         for rope_type, parameter in zip(types, parameters, strict=True):

@@ -264,6 +264,8 @@ def _rope_dim(text: ConfigView) -> int | None:
     factor = text.get("partial_rotary_factor", 1.0)
     if not isinstance(head_dim, int) or not isinstance(factor, (int, float)):
         return None
+    if not 0 <= factor <= 1:
+        raise ModelError(f"{text.where}.partial_rotary_factor must be from 0 to 1; got {factor!r}")
     return int(head_dim * factor)
 
 

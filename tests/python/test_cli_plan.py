@@ -269,3 +269,17 @@ def test_reader_that_goes_away():
     )
     assert result.stdout == "{"
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"rope_scaling": {"type": []}}, "rope type"),
+        ({"head_dim": 64, "partial_rotary_factor": 1e308}, "partial_rotary_factor"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+    ],
+)
+def test_damaged_config(config_file, changes, word):
+    result = run("plan", config_file(**changes), "--memory", "1GiB")
+    assert result.exit_code == BAD_INPUT, result.stderr
+    assert word in result.stderr
