@@ -87,6 +87,8 @@ def main():
         config = llm.llm_engine.vllm_config
         result["max_model_len"] = config.model_config.max_model_len
         result["num_gpu_blocks"] = config.cache_config.num_gpu_blocks
+        # An engine in a process of its own would hold on to the output, and the test to it.
+        llm.llm_engine.engine_core.shutdown()
     except Exception as error:
         result["error"] = [type(error).__name__, str(error)]
     result["plans"] = plans
