@@ -143,18 +143,23 @@ def get_global_kv_cache_groups(
 
     A builder groups the layers itself where one is given.
     """
+    if _grouped_by_core(builder, vllm_config):
+        return _core.get_global_kv_cache_groups(vllm_config, kv_cache_specs)
     from kvplan.builder import DefaultKVCacheConfigBuilder
 
-    declares = getattr(
-        getattr(vllm_config, "model_config", None), "supports_kv_cache_grouping", False
-    )
-    if (builder is None and not declares) or (
-        type(builder) is DefaultKVCacheConfigBuilder and not declares
-    ):
-        return _core.get_global_kv_cache_groups(vllm_config, kv_cache_specs)
     return _global_groups_from_builder(
         builder or DefaultKVCacheConfigBuilder(), vllm_config, kv_cache_specs
     )
+
+
+def _grouped_by_core(builder: Any, vllm_config: Config) -> bool:
+    """Whether neither a builder of its own nor the model decides on the groups."""
+    from kvplan.builder import DefaultKVCacheConfigBuilder
+
+    if builder is not None and type(builder) is not DefaultKVCacheConfigBuilder:
+        return False
+    model_config = getattr(vllm_config, "model_config", None)
+    return not getattr(model_config, "supports_kv_cache_grouping", False)
 
 
 def _global_groups_from_builder(
@@ -494,9 +499,7 @@ def get_kv_cache_configs(
     """
     from kvplan.builder import DefaultKVCacheConfigBuilder
 
-    if global_kv_cache_groups is None and (
-        builder is not None or getattr(vllm_config, "model_config", None) is not None
-    ):
+    if global_kv_cache_groups is None and not _grouped_by_core(builder, vllm_config):
         global_kv_cache_groups = get_global_kv_cache_groups(vllm_config, kv_cache_specs, builder)
     if builder is None or type(builder) is DefaultKVCacheConfigBuilder:
         plan = _core.plan(vllm_config, kv_cache_specs, available_memory, global_kv_cache_groups)

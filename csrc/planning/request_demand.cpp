@@ -5,6 +5,7 @@
 #include "planning/admission.h"
 
 namespace kvplan {
+
 std::vector<PageDemand> group_demands(const PlanningContext& ctx, const KVCacheGroup& group,
                                       const PlanningConfig& config) {
   if (!group.is_uniform_type()) return {page_demand(ctx.spec(group.spec), config)};
