@@ -14,7 +14,8 @@ Examples:
   kvplan plan --request recorded.json
 
 \b
-MODEL is a built-in name, a config.json, or a directory that holds one.
+MODEL is a built-in name, a config.json, a directory that holds one, or a Hub id
+(org/name[@revision], with 'pip install kvplan[hub]').
 Exit codes: 0 it fits, 1 it does not fit, 2 the input is wrong.
 """
 

@@ -221,8 +221,8 @@ def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Quest
         return _request_question(values)
     if values["model"] is None:
         raise BadInput(
-            "give a model: a built-in name (see 'kvplan models'), a config.json or a directory "
-            "that holds one; or a recorded request with --request FILE"
+            "give a model: a built-in name (see 'kvplan models'), a config.json, a directory that "
+            "holds one, or a Hub id; or a recorded request with --request FILE"
         )
     from kvplan import models
 

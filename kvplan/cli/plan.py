@@ -19,6 +19,7 @@ Examples:
   kvplan plan llama-3.1-70b --tp 4 --memory 40GiB
   kvplan plan gemma-3-27b --memory 30GiB --max-model-len auto --kv-cache-dtype fp8
   kvplan plan ./Qwen3-8B --memory 60GiB --json
+  kvplan plan Qwen/Qwen3-8B@main --gpu L40S
   kvplan plan llama-3.1-70b --tp 4 --memory 40GiB --write-request request.json
   kvplan plan --request request.json --memory 30GiB
 
@@ -35,7 +36,7 @@ Exit codes: 0 it fits, 1 it does not fit, 2 the input is wrong.
     help="Write the planner's whole input to this file, for --request.",
 )
 def command(as_json: bool, write_request: Path | None, **values: Any) -> int:
-    """Plan the KV cache of MODEL: a built-in name, a config.json or a directory holding one."""
+    """Plan the KV cache of MODEL: a built-in name, a config.json, its directory, or a Hub id."""
     question = read_question(values, needs_memory=write_request is None)
     given = question.planner_input()
     if write_request is not None:

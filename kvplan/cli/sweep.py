@@ -86,7 +86,7 @@ def _grid(values: dict[str, Any]) -> Any:
     from kvplan.packing import KV_CACHE_DTYPES
 
     if not values["models"]:
-        raise BadInput("give at least one model: a built-in name, a config.json or a directory")
+        raise BadInput("give at least one model: a built-in name, a config.json or a Hub id")
     if not values["memory"]:
         raise BadInput("give sizes for the KV cache of each GPU, e.g. --memory 20GiB:80GiB:10GiB")
     _check_names("--grouping", values["grouping"], GROUPINGS)

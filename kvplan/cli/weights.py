@@ -1,13 +1,21 @@
-"""Bytes of a model's weights, from the index or the headers of its safetensors files."""
+"""Bytes of a model's weights, from the index or the headers of its safetensors files.
+
+Of a model on the Hub only these are fetched.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvplan.cli.failures import BadInput
 
+if TYPE_CHECKING:
+    from kvplan.models.hub import HubModel
+
 INDEX = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
 #: An index lists tensor names; none is near this.
 MAX_INDEX_BYTES = 256 << 20
 
@@ -18,8 +26,13 @@ def weights_bytes(model: str) -> int:
     Raises:
         BadInput: There are none, or their index cannot be read.
     """
+    from kvplan.models.config_file import model_on_hub, snapshot_directory
+
+    on_hub = model_on_hub(model)
+    if on_hub is not None:
+        return _on_hub(on_hub)
     path = Path(model)
-    directory = path if path.is_dir() else path.parent
+    directory = snapshot_directory(path) if path.is_dir() else path.parent
     index = directory / INDEX
     if path.exists() and index.is_file():
         return _from_index(index)
@@ -30,6 +43,24 @@ def weights_bytes(model: str) -> int:
         f"--weights auto needs {INDEX} or *.safetensors files beside the config of {model}; give "
         "the size instead, e.g. --weights 140GB"
     )
+
+
+def _on_hub(model: HubModel) -> int:
+    from kvplan.models import ModelError
+    from kvplan.models.hub import FileNotOnHub
+
+    try:
+        cached = model.cached(SINGLE_FILE)
+        if cached is not None:
+            return _tensor_bytes(cached)
+        try:
+            return _from_index(model.download(INDEX, MAX_INDEX_BYTES))
+        except FileNotOnHub:
+            return model.tensor_bytes(SINGLE_FILE)
+    except ModelError as error:
+        raise BadInput(
+            f"--weights auto: {error}; give the size instead, e.g. --weights 140GB"
+        ) from None
 
 
 def _from_index(index: Path) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.models.errors import ModelError
+from kvplan.models.hub import FileNotOnHub, HubModel, hub_model
 
 #: A config.json is a few kilobytes; anything larger is some other file.
 MAX_CONFIG_BYTES = 16 << 20
@@ -27,7 +28,7 @@ def builtin_models() -> list[str]:
 
 
 def read_config(model: str | Path) -> tuple[dict[str, Any], str]:
-    """The parsed config of a built-in name, a ``config.json`` or a directory holding one.
+    """The parsed config of a built-in name, a ``config.json``, a directory or a Hub id.
 
     Returns:
         The config and a text that says where it came from.
@@ -38,17 +39,41 @@ def read_config(model: str | Path) -> tuple[dict[str, Any], str]:
     name = str(model)
     if not name.strip():
         raise ModelError(
-            "the model is an empty string; give a built-in name, a config.json or a "
-            "directory that holds one"
+            "the model is an empty string; give a built-in name, a config.json, a directory that "
+            "holds one, or a Hub id (org/name)"
         )
     if isinstance(model, str) and name in builtin_models():
         text = (resources.files("kvplan.models") / "configs" / f"{name}.json").read_text()
         return _parse(text, name), name
     path = Path(name)
+    on_hub = model_on_hub(model)
+    if on_hub is not None:
+        path = _config_on_hub(on_hub)
+        return _parse(_text_of(path), name), name
     if path.is_dir():
         path = _config_in_directory(path)
     if not path.exists():
         raise ModelError(_not_found(name))
+    return _parse(_text_of(path), str(path)), str(path)
+
+
+def model_on_hub(model: str | Path) -> HubModel | None:
+    """The Hub model that is meant, or None: built-in names, files and directories come first."""
+    if isinstance(model, Path) or model in builtin_models() or Path(model).exists():
+        return None
+    return hub_model(model)
+
+
+def _config_on_hub(model: HubModel) -> Path:
+    try:
+        return model.download("config.json", MAX_CONFIG_BYTES)
+    except FileNotOnHub as error:
+        raise ModelError(
+            f"{error}; kvplan reads no other format (GGUF files, Mistral's params.json)"
+        ) from None
+
+
+def _text_of(path: Path) -> str:
     if not path.is_file():
         raise ModelError(f"{path} is not a regular file")
     if path.suffix == ".gguf":
@@ -60,15 +85,15 @@ def read_config(model: str | Path) -> tuple[dict[str, Any], str]:
             "this is some other file"
         )
     try:
-        text = path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
         raise ModelError(f"{path} is not a JSON text file") from None
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
-    return _parse(text, str(path)), str(path)
 
 
 def _config_in_directory(directory: Path) -> Path:
+    directory = snapshot_directory(directory)
     path = directory / "config.json"
     if path.exists():
         return path
@@ -82,13 +107,21 @@ def _config_in_directory(directory: Path) -> Path:
     raise ModelError(f"the directory {directory} holds no config.json")
 
 
+def snapshot_directory(directory: Path) -> Path:
+    """The files of a model: a directory itself, or the main snapshot of a Hub cache's folder."""
+    main = directory / "refs" / "main"
+    if not (directory / "snapshots").is_dir() or not main.is_file():
+        return directory
+    return directory / "snapshots" / main.read_text().strip()
+
+
 def _not_found(name: str) -> str:
     known = builtin_models()
     near = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     return (
-        f"no such model {name!r}: neither a file or directory nor a built-in name.{hint} "
-        f"Built in: {', '.join(known)}"
+        f"no such model {name!r}: neither a file or directory nor a built-in name nor a Hub id "
+        f"(org/name).{hint} Built in: {', '.join(known)}"
     )
 
 

@@ -177,7 +177,7 @@ def _draft_config(speculative: Mapping[str, Any]) -> ConfigView:
     if not isinstance(model, str):
         raise ModelError(
             f"speculative method {speculative.get('method')!r} needs speculative_config.model: "
-            "the drafter's config.json, a directory that holds one, or a built-in name"
+            "the drafter's config.json, a directory that holds one, a Hub id or a built-in name"
         )
     return ConfigView(read_config(model)[0], "draft config")
 

@@ -35,7 +35,7 @@ class ModelConfig:
 
     Attributes:
         values: The parsed ``config.json``.
-        source: Where it came from: a built-in name or a path.
+        source: Where it came from: a built-in name, a path or a Hub id.
     """
 
     values: dict[str, Any] = field(repr=False)
@@ -103,7 +103,7 @@ class ModelPlanInput:
 
 
 def load(model: str | Path) -> ModelConfig:
-    """Read a model: a built-in name, a ``config.json``, or a directory that holds one.
+    """Read a model: a built-in name, a ``config.json``, its directory, or a Hub id.
 
     Raises:
         ModelError: If it cannot be read; the message says what would help.
