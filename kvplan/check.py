@@ -130,7 +130,7 @@ def _worker(
                 spec.block_size,
                 group.is_eagle_group,
                 group.host_resident,
-                1,
+                getattr(group, "slices", 1),
             )
         )
     # A layer in no group has no page; the group rule reports it.

@@ -35,7 +35,13 @@ class KVCacheTensor:
 
 @dataclass
 class KVCacheGroupSpec:
-    """Layers that share one block table; the KV cache manager sees them as one layer."""
+    """Layers that share one block table; the KV cache manager sees them as one layer.
+
+    ``slices`` pages of the group lie side by side in one block of the pool (kvplan's own,
+    ``grouping="sliced"``; else 1). The group has ``num_blocks * slices`` block ids,
+    ``id = pool_block * slices + slice``, those of pool block 0 being null, and its tensors have
+    ``block_stride = bytes_per_block // slices``.
+    """
 
     layer_names: list[str]
     kv_cache_spec: KVCacheSpec
@@ -43,6 +49,7 @@ class KVCacheGroupSpec:
     host_resident: bool = False
     enable_kv_transfer: bool = True
     role: KVCacheGroupRole = KVCacheGroupRole.DEFAULT
+    slices: int = 1
 
 
 def iter_layer_specs(kv_cache_spec: KVCacheSpec) -> Collection[KVCacheSpec]:
@@ -168,12 +175,16 @@ class KVCacheConfig:
         return tuple(i for i, g in enumerate(self.kv_cache_groups) if g.host_resident)
 
     def num_blocks_of(self, tensor: KVCacheTensor) -> int:
-        """Blocks of the pool behind ``tensor``."""
+        """Block ids of the group that ``tensor`` belongs to: the pool's, or each of its slices."""
         if not tensor.host_resident:
-            return self.num_blocks
+            return self.num_blocks * self._slices_of(tensor)
         if self.hisparse_host_num_blocks is None:
             raise ValueError("a host-resident tensor needs hisparse_host_num_blocks")
         return self.hisparse_host_num_blocks
+
+    def _slices_of(self, tensor: KVCacheTensor) -> int:
+        first = tensor.layers[0] if tensor.layers else None
+        return next((g.slices for g in self.kv_cache_groups if first in g.layer_names), 1)
 
     @property
     def has_mamba_layers(self) -> bool:

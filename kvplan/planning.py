@@ -589,6 +589,7 @@ def generate_scheduler_kv_cache_config(kv_cache_configs: list[KVCacheConfig]) ->
             group.host_resident,
             group.enable_kv_transfer,
             group.role,
+            getattr(group, "slices", 1),
         )
         for group in first.kv_cache_groups
     ]

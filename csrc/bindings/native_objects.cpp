@@ -33,7 +33,8 @@ class NativeObjects : public ObjectModel {
   py::object make_group(py::list layer_names, py::object spec,
                         const KVCacheGroup& group) const override {
     return group_class_(layer_names, spec, group.is_eagle_group, group.host_resident,
-                        group.enable_kv_transfer, roles_[static_cast<size_t>(group.role)]);
+                        group.enable_kv_transfer, roles_[static_cast<size_t>(group.role)],
+                        group.slices);
   }
   py::object make_tensor(const KVCacheTensor& t, py::list layers) const override {
     return tensor_class_(t.size, layers, t.layer_stride, t.block_stride, t.offset);

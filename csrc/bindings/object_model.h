@@ -14,6 +14,7 @@ struct GroupFields {
   bool host_resident = false;
   bool enable_kv_transfer = true;
   GroupRole role = GroupRole::kDefault;
+  int64_t slices = 1;  // vLLM's groups have none
 };
 
 /// How one library's Python objects are read and made: kvplan's own, or vLLM's.

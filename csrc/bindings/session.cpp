@@ -31,6 +31,17 @@ bool read_flag(py::handle object, const char* name) {
   return value;
 }
 
+// Not in vLLM's class, nor in one that is shaped like it.
+int64_t read_slices(py::handle group) {
+  int64_t slices = 1;
+  if (py::hasattr(group, "slices")) read_field(group.attr("slices"), "slices", slices);
+  if (slices < 1) {
+    throw InvalidArgument("slices of a KV cache group must be at least 1, got " +
+                          std::to_string(slices));
+  }
+  return slices;
+}
+
 }  // namespace
 
 GroupFields ObjectModel::read_group(py::handle group) const {
@@ -39,7 +50,8 @@ GroupFields ObjectModel::read_group(py::handle group) const {
           read_flag(group, "is_eagle_group"),
           read_flag(group, "host_resident"),
           read_flag(group, "enable_kv_transfer"),
-          read_role(group.attr("role"))};
+          read_role(group.attr("role")),
+          read_slices(group)};
 }
 
 SpecId Session::find_same(py::handle spec) {
@@ -118,6 +130,7 @@ KVCacheGroups Session::read_groups(py::handle groups) {
     group.host_resident = fields.host_resident;
     group.enable_kv_transfer = fields.enable_kv_transfer;
     group.role = fields.role;
+    group.slices = fields.slices;
     result.push_back(std::move(group));
   }
   return result;

@@ -274,7 +274,10 @@ class WorkerCheck {
       }
       widest = std::max(widest, end);
     }
-    if (runs_.empty()) return;
+    // Slices are as wide as all groups together allow, so that the widest group need not fill them.
+    const bool sliced = std::any_of(worker_.groups.begin(), worker_.groups.end(),
+                                    [](const auto& g) { return g.slices != 1; });
+    if (runs_.empty() || sliced) return;
     const int64_t space =
         block_outermost ? worker_.buffer_bytes / worker_.num_blocks : worker_.buffer_bytes;
     const int64_t spare = space - widest;

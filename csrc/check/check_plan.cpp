@@ -34,6 +34,7 @@ CheckedWorker checked_worker(const Plan& plan, const StagePlan& stage) {
     group.block_size = specs[g.spec].block_size;
     group.is_eagle_group = g.is_eagle_group;
     group.host_resident = g.host_resident;
+    group.slices = g.slices;
     worker.groups.push_back(std::move(group));
     for (size_t i = 0; i < g.layers.size(); ++i) {
       const SpecId id = layer_spec_id(g, i);
@@ -56,7 +57,6 @@ std::vector<Violation> check(const Plan& plan, size_t max_violations) {
   CheckedPlacement placement;
   placement.layout = plan.config.kv_cache_layout;
   placement.allow_foreign_layers = plan.config.place_foreign_layers;
-  placement.no_gaps = plan.config.grouping != Grouping::kSliced;
   for (size_t i = 0; i < plan.names->size(); ++i) {
     placement.layer_names.push_back((*plan.names)[LayerId(i)]);
   }

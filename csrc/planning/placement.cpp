@@ -61,6 +61,43 @@ auto memoized(const PlanningContext& ctx, Compute compute) {
   };
 }
 
+/// What the stride between two pages of a group must be a multiple of.
+template <class StrideAlignment>
+int64_t group_stride_alignment(const PlanningContext& ctx, const KVCacheGroup& g,
+                               StrideAlignment& stride_alignment) {
+  int64_t alignment = 1;
+  if (!g.is_uniform_type() && ctx.spec(g.spec).kind == SpecKind::kHiSparseHot) {
+    alignment = ctx.page(g.spec);
+  }
+  for (size_t i = 0; i < g.layers.size(); ++i) {
+    alignment =
+        checked::lcm(alignment, stride_alignment(layer_spec_id(g, i)), "block stride alignment");
+  }
+  return alignment;
+}
+
+/// The smallest W that every group g of the stage cuts into `slices` aligned slices, each as large
+/// as the group's pages. A stage without layers of a group cuts nothing for it.
+int64_t sliced_bytes_per_block(const PlanningContext& ctx, const KVCacheGroups& groups) {
+  auto stride_alignment = memoized(ctx, get_block_stride_alignment);
+  int64_t widest = 0;
+  int64_t unit = 1;
+  for (const KVCacheGroup& g : groups) {
+    if (g.layers.empty()) continue;
+    int64_t page = 0;
+    for (size_t i = 0; i < g.layers.size(); ++i) {
+      page = checked::add(page, ctx.page(layer_spec_id(g, i)), "bytes of a slice");
+    }
+    const int64_t alignment = checked::lcm(group_stride_alignment(ctx, g, stride_alignment),
+                                           kSliceAlignment, "slice alignment");
+    const int64_t slice = checked::round_up(page, alignment, "bytes of a slice");
+    widest = std::max(widest, checked::mul(slice, g.slices, "bytes per block"));
+    unit = checked::lcm(unit, checked::mul(alignment, g.slices, "slice alignment"),
+                        "bytes per block that all groups can cut into aligned slices");
+  }
+  return checked::round_up(widest, unit, "bytes per block");
+}
+
 }  // namespace
 
 void validate_kv_cache_layout(const PlanningContext& ctx, KVCacheLayout layout,
@@ -86,8 +123,40 @@ void validate_kv_cache_layout(const PlanningContext& ctx, KVCacheLayout layout,
                     "or set VLLM_KV_CACHE_LAYOUT=BLHNC.");
 }
 
+bool is_sliced(const KVCacheGroups& groups) {
+  return std::any_of(groups.begin(), groups.end(),
+                     [](const KVCacheGroup& g) { return g.slices != 1; });
+}
+
+void validate_slices(KVCacheLayout layout, const KVCacheGroups& groups) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const int64_t slices = groups[g].slices;
+    if (slices == 1) continue;
+    const std::string group = "KV cache group " + std::to_string(g);
+    if (slices < 1) {
+      throw InvalidArgument(group + " has slices=" + std::to_string(slices) +
+                            "; a block holds at least one page");
+    }
+    if (groups[g].host_resident) {
+      throw InvalidArgument(group + " lies in host memory, whose blocks are not cut: slices is " +
+                            std::to_string(slices) + ", must be 1");
+    }
+    if (is_block_outermost(layout)) continue;
+    throw LayoutError(
+        "KV cache layout " + std::string(to_string(layout)) +
+        " keeps each layer in a region of its own, so a block cannot be cut into the " +
+        std::to_string(slices) + " slices of " + group +
+        "; set VLLM_KV_CACHE_LAYOUT (kv_cache_layout) to a block-outermost layout, "
+        "e.g. BLHNC, or use another grouping.");
+  }
+}
+
 int64_t get_kv_cache_bytes_per_block(const PlanningContext& ctx, const KVCacheGroups& groups,
                                      KVCacheLayout layout) {
+  if (is_sliced(groups)) {
+    validate_slices(layout, groups);
+    return sliced_bytes_per_block(ctx, groups);
+  }
   if (!is_block_outermost(layout)) {
     // Each layer has its own region, strided by its padded page.
     return widest_group(groups, memoized(ctx, layer_block_stride));
@@ -97,13 +166,8 @@ int64_t get_kv_cache_bytes_per_block(const PlanningContext& ctx, const KVCacheGr
   int64_t alignment = 1;
   auto stride_alignment = memoized(ctx, get_block_stride_alignment);
   for (const KVCacheGroup& g : groups) {
-    if (!g.is_uniform_type() && ctx.spec(g.spec).kind == SpecKind::kHiSparseHot) {
-      alignment = checked::lcm(alignment, ctx.page(g.spec), "block stride alignment");
-    }
-    for (size_t i = 0; i < g.layers.size(); ++i) {
-      alignment =
-          checked::lcm(alignment, stride_alignment(layer_spec_id(g, i)), "block stride alignment");
-    }
+    alignment = checked::lcm(alignment, group_stride_alignment(ctx, g, stride_alignment),
+                             "block stride alignment");
   }
   return checked::round_up(widest, alignment, "bytes per block");
 }
@@ -128,6 +192,10 @@ int64_t pool_bytes_per_block(const PlanningContext& ctx, const KVCacheGroups& gr
 //     group 1:  | block 0 [   C   |  D  ] | block 1 [   C   |  D  ] | ...
 //               |<--- bytes per block --->|
 //
+//   block-outermost with slices (group 1 has three pages in a block, with ids 0 to 2, 3 to 5, ...):
+//     group 0:  | block 0 [ A | B | pad ] | block 1 [ A | B | pad ] | ...
+//     group 1:  | [ C ][ C ][ C ]         | [ C ][ C ][ C ]         | ...
+//
 //   layer-outermost (one page size, or one group):
 //     group 0:  | A [ block 0 | block 1 | ... ] | B [ block 0 | block 1 | ... ] |
 //     group 1:  | C [ block 0 | block 1 | ... ] | D [ block 0 | block 1 | ... ] |
@@ -139,6 +207,7 @@ std::vector<KVCacheTensor> place_kv_cache_groups(const PlanningContext& ctx,
   const int64_t size = checked::mul(bytes_per_block, num_blocks, "KV cache buffer");
   std::vector<KVCacheTensor> tensors;
   for (const KVCacheGroup& group : groups) {
+    const int64_t num_pages = checked::mul(num_blocks, group.slices, "block ids of a group");
     int64_t offset = 0;
     for (SpecLayers& members : layers_by_spec(ctx, config, group)) {
       const KVCacheSpec& spec = ctx.spec(members.spec);
@@ -146,7 +215,7 @@ std::vector<KVCacheTensor> place_kv_cache_groups(const PlanningContext& ctx,
       const int64_t padded_page = layer_block_stride(spec);
       FixedStrides fixed;
       if (is_block_outermost(layout)) {
-        fixed[kAxisB] = bytes_per_block;
+        fixed[kAxisB] = bytes_per_block / group.slices;
       } else if (padded_page != page) {
         if (!is_block_compact(layout)) {
           throw InconsistentSpec(std::string(to_string(layout)) + " cannot pad pages: a page of " +
@@ -157,7 +226,7 @@ std::vector<KVCacheTensor> place_kv_cache_groups(const PlanningContext& ctx,
       }
       const auto num_layers = static_cast<int64_t>(members.layers.size());
       const Strides strides =
-          compute_layout_strides(spec, num_blocks, num_layers, layout, {}, fixed);
+          compute_layout_strides(spec, num_pages, num_layers, layout, {}, fixed);
       tensors.push_back({.size = size,
                          .layers = std::move(members.layers),
                          .layer_stride = strides[kAxisL],

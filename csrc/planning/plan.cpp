@@ -85,6 +85,7 @@ Stage prepare_stage(const PlanningContext& ctx, const PlanningConfig& config,
         " owns no layer with a KV cache while others do; vLLM cannot plan such a "
         "pipeline stage. Lower pipeline_parallel_size or move layers to it.");
   }
+  validate_slices(config.kv_cache_layout, stage.groups);
   validate_kv_cache_layout(ctx, config.kv_cache_layout, stage.groups);
   stage.bytes_per_block = pool_bytes_per_block(ctx, stage.groups, config.kv_cache_layout);
   if (stage.bytes_per_block == 0) {

@@ -32,12 +32,13 @@ RequestDemand::RequestDemand(const PlanningContext& ctx, const KVCacheGroups& gr
   for (const KVCacheGroup& g : groups) {
     if (g.host_resident) continue;
     std::vector<PageDemand> demands = group_demands(ctx, g, config);
-    const auto same = std::find_if(entries_.begin(), entries_.end(),
-                                   [&](const Entry& e) { return e.demands == demands; });
+    const auto same = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) {
+      return e.demands == demands && e.slices == g.slices;
+    });
     if (same != entries_.end()) {
       ++same->count;
     } else {
-      entries_.push_back({std::move(demands), 1});
+      entries_.push_back({std::move(demands), g.slices, 1});
     }
   }
 }
@@ -45,9 +46,9 @@ RequestDemand::RequestDemand(const PlanningContext& ctx, const KVCacheGroups& gr
 int64_t RequestDemand::total_blocks(int64_t model_len) const {
   int64_t total = 0;
   for (const Entry& e : entries_) {
-    const int64_t blocks =
-        checked::mul(pages(e.demands, model_len), e.count, "blocks of a request");
-    total = checked::add(total, blocks, "blocks of a request");
+    const int64_t blocks = checked::cdiv(pages(e.demands, model_len), e.slices);
+    total = checked::add(total, checked::mul(blocks, e.count, "blocks of a request"),
+                         "blocks of a request");
   }
   return total;
 }

@@ -30,6 +30,7 @@ class GroupEntry(Struct, forbid_unknown_fields=True):
     block_size: Count
     has_spec_per_layer: bool = False
     is_eagle_group: bool = False
+    slices: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
 
 
 class TensorEntry(Struct, forbid_unknown_fields=True):
@@ -109,6 +110,7 @@ def placement_dict(plan: kvplan.Plan, kv_cache_specs: list[dict[str, Any]]) -> d
             "block_size": spec.block_size,
             "has_spec_per_layer": by_layer is not None,
             "is_eagle_group": group.is_eagle_group,
+            **({"slices": group.slices} if group.slices != 1 else {}),
         }
 
     workers: list[dict[str, Any]] = []
@@ -218,5 +220,8 @@ def _group(group: GroupEntry, specs: list[Any]) -> Any:
             kv_cache_specs=dict(zip(group.layer_names, specs, strict=True)),
         )
     return native.KVCacheGroupSpec(
-        layer_names=group.layer_names, kv_cache_spec=spec, is_eagle_group=group.is_eagle_group
+        layer_names=group.layer_names,
+        kv_cache_spec=spec,
+        is_eagle_group=group.is_eagle_group,
+        slices=group.slices,
     )

@@ -30,7 +30,7 @@ enum class Rule : uint8_t {
   kAlignedStride,   ///< block strides are multiples of the stride alignment of their layers
   kEqualSizes,      ///< all tensors of a worker are backed by its one buffer
   kBudget,          ///< the buffer is no larger than the worker's memory
-  kNoGaps,          ///< pages lie side by side; only alignment is left unused in the widest group
+  kNoGaps,          ///< pages lie side by side; without slices the widest group fills a block
   kWorkersAgree,    ///< block count, group count and group specs are the same on all workers
 };
 KVPLAN_API std::string_view to_string(Rule rule);

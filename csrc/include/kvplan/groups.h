@@ -77,6 +77,10 @@ struct KVCacheGroup {
   bool host_resident = false;
   bool enable_kv_transfer = true;
   GroupRole role = GroupRole::kDefault;
+  /// Pages of this group side by side in one block of the pool (`grouping="sliced"`). The group has
+  /// `num_blocks * slices` block ids, `id = pool_block * slices + slice`, and a layer's page lies
+  /// at `offset + id * block_stride` with `block_stride = bytes_per_block / slices`.
+  int64_t slices = 1;
 
   bool is_uniform_type() const { return layer_specs != nullptr; }
 };

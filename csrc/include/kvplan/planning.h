@@ -83,7 +83,18 @@ KVPLAN_API KVCacheGroups project_kv_cache_groups_to_worker(const PlanningContext
 /// Throws `LayoutError` where pages of several sizes need another layout.
 KVPLAN_API void validate_kv_cache_layout(const PlanningContext& ctx, KVCacheLayout layout,
                                          const KVCacheGroups& groups);
-/// Bytes of one block: of the widest group.
+/// What every slice of a pool block that is cut into several is aligned to, beside the stride
+/// alignment of its layers: kernels load 16 bytes at once.
+inline constexpr int64_t kSliceAlignment = 16;
+
+/// Whether any group has several pages in a block of the pool.
+KVPLAN_API bool is_sliced(const KVCacheGroups& groups);
+/// Throws `InvalidArgument` for a number of slices out of range, `LayoutError` where the layout
+/// cannot cut blocks into slices.
+KVPLAN_API void validate_slices(KVCacheLayout layout, const KVCacheGroups& groups);
+
+/// Bytes of one block of the pool: of the widest group. With slices, the smallest number that all
+/// groups can cut into their slices, each as large as the group's pages and aligned.
 KVPLAN_API int64_t get_kv_cache_bytes_per_block(const PlanningContext& ctx,
                                                 const KVCacheGroups& groups, KVCacheLayout layout);
 /// The same over the groups in device memory: what one block id takes from the pool.
@@ -95,13 +106,15 @@ class KVPLAN_API RequestDemand {
  public:
   RequestDemand(const PlanningContext& ctx, const KVCacheGroups& groups,
                 const PlanningConfig& config);
-  /// Pages that one request of `model_len` tokens holds in all device groups together.
+  /// Blocks of the pool that one request of `model_len` tokens holds in all device groups together;
+  /// of a group with slices, whole blocks.
   int64_t total_blocks(int64_t model_len) const;
 
  private:
   struct Entry {
     std::vector<PageDemand> demands;  // of the members; the largest counts
-    int64_t count;                    // groups with the same demands
+    int64_t slices;
+    int64_t count;  // groups with the same demands and slices
   };
   std::vector<Entry> entries_;
 };
