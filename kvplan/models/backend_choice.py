@@ -45,7 +45,8 @@ def is_quantized(kv_cache_dtype: str) -> bool:
     return get_kv_quant_mode(kv_cache_dtype) != KVQuantMode.NONE
 
 
-def _accepts(name: str, needs: BackendNeeds, capability: tuple[int, int]) -> bool:
+def can_run(name: str, needs: BackendNeeds, capability: tuple[int, int]) -> bool:
+    """Whether vLLM would accept a backend for a layer on a GPU."""
     backend = ATTENTION_BACKENDS[name]
     dtypes, major = backend.kv_cache_dtypes, capability[0]
     if dtypes and needs.kv_cache_dtype not in dtypes:
@@ -147,7 +148,7 @@ def choose_backend(
             raise ModelError(f"attention backend {wanted} does not do decode context parallelism")
         return wanted
     for name in _candidates(needs, capability):
-        if _accepts(name, needs, capability):
+        if can_run(name, needs, capability):
             return (
                 f"{name}_DIFFKV"
                 if needs.asymmetric

@@ -68,6 +68,8 @@ class MLALayer(Layer):
         topk_buffer_width: Width of the indexer's buffer, or None.
         is_index_group_leader: Whether it runs an indexer of its own.
         sliding_window: Tokens of the window, or None.
+        backend_with_sinks: The backend that applies the model's attention sinks where it can run;
+            None where there are none.
     """
 
     head_size: int
@@ -75,6 +77,7 @@ class MLALayer(Layer):
     topk_buffer_width: int | None = None
     is_index_group_leader: bool = False
     sliding_window: int | None = None
+    backend_with_sinks: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,6 +145,7 @@ def kv_cache_specs(
         checkpoint_cache_dtype=checkpoint_cache_dtype(root, text),
     )
     _check_context_parallel(text, layers, resolution)
+    _check_only_backend(name, architecture, resolution)
     stages = pipeline_stages(
         layers.num_hidden_layers,
         options.pipeline_parallel_size,
@@ -197,6 +198,17 @@ def _check_context_parallel(text: ConfigView, layers: ModelLayers, resolution: R
             )
 
 
+def _check_only_backend(name: str, architecture: Architecture, resolution: Resolution) -> None:
+    """Refuse a backend on which vLLM does not run the model, though it may choose it."""
+    only = architecture.settings.get("only_backend")
+    chosen = [backend.name for backend in resolution.attention_backends]
+    if only is not None and chosen != [only]:
+        raise ModelError(
+            f"{name} runs on attention backend {only} only, and vLLM does not choose that by "
+            f"itself (here it takes {', '.join(chosen)}): give --attention-backend {only}"
+        )
+
+
 def _overridden(values: dict[str, Any], overrides: Any) -> dict[str, Any]:
     merged = dict(values)
     for key, value in overrides.items():
@@ -215,6 +227,8 @@ def _family_layers(
     options: ModelOptions,
     dtype: str,
 ) -> ModelLayers:
+    if architecture.settings.get("single_stage") and options.pipeline_parallel_size > 1:
+        raise ModelError(f"vLLM does not run {name} in pipeline stages; give --pp 1")
     if text is not root:
         architecture = language_model(architecture, text.values)
     context = FamilyContext(

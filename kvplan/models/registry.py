@@ -18,13 +18,14 @@ from kvplan.models.families.deepseek_v41 import deepseek_v41
 from kvplan.models.families.dense import dense
 from kvplan.models.families.encoder_decoder import whisper
 from kvplan.models.families.heterogeneous import mimo_v2, nemotron_nas
+from kvplan.models.families.inkling import inkling
 from kvplan.models.families.linear_attention import (
     bailing_hybrid,
     gated_delta,
     kimi_linear,
     short_conv,
 )
-from kvplan.models.families.looped import loop_coder
+from kvplan.models.families.looped import dory, hrm_text, loop_coder
 from kvplan.models.families.mamba import (
     falcon_h1,
     granite_hybrid,
@@ -86,6 +87,13 @@ _WITHOUT_HEAD_DIM = (
     "GPTJForCausalLM",
     "OPTForCausalLM",
 )
+
+
+#: Architectures that vLLM runs on one backend only, which it does not choose by itself.
+_ONLY_WITH_BACKEND = {"Rnj1ForCausalLM": "TRITON_ATTN", "Step1ForCausalLM": "TRITON_ATTN"}
+
+#: Architectures whose layers vLLM does not divide over pipeline stages.
+_SINGLE_STAGE = ("DoryForCausalLM", "HrmTextForCausalLM", "DomynEdgeForCausalLM")
 
 
 def _prefixed(row: Architecture, prefix: str, settings: dict[str, Any]) -> Architecture:
@@ -151,6 +159,10 @@ def _table() -> dict[str, Architecture]:
         kv_heads_key="num_attention_groups",
     )
     add("Kolibri1ForCausalLM", dense, period=5)
+    add("K2HorizonForCausalLM", dense)
+    add("Step1ForCausalLM", dense, kv_heads_key="num_attention_groups", split_hidden=True)
+    add("Rnj1ForCausalLM", dense, sliding_kinds=("chunked_attention",))
+    add("DomynEdgeForCausalLM", dense, "model.layers.{i}.attention.attn")
     add("MiMoV2FlashForCausalLM MiMoV2ForCausalLM", mimo_v2)
     add("DeciLMForCausalLM", nemotron_nas)
     add("Gemma3nForCausalLM", shared_kv, "model.layers.{i}.self_attn.attn", period=5)
@@ -163,12 +175,14 @@ def _table() -> dict[str, Architecture]:
         "DeepseekV32ForCausalLM GlmMoeDsaForCausalLM SarvamMLAForCausalLM",
         mla,
     )
+    add("HYV4ForCausalLM", mla, backend_with_sinks="FLASHMLA_SPARSE")
     add(
         "LongcatFlashForCausalLM LongcatFlashNgramForCausalLM",
         mla,
         "model.layers.{i}.self_attn.{j}.attn",
         attentions_per_layer=2,
     )
+    add("InklingForCausalLM InklingForConditionalGeneration", inkling, "model.layers.{i}.attn")
     add("DeepseekV4ForCausalLM", deepseek_v4, "model.layers.{i}.attn")
     add("DeepseekV41ForCausalLM", deepseek_v41, "language_model.model.layers.{i}.attn")
     add("MambaForCausalLM FalconMambaForCausalLM", pure_mamba, "backbone.layers.{i}.mixer")
@@ -213,6 +227,8 @@ def _table() -> dict[str, Architecture]:
     )
     add("Plamo3ForCausalLM", dense, "model.layers.layers.{i}.mixer.attn")
     add("IQuestLoopCoderForCausalLM", loop_coder)
+    add("DoryForCausalLM", dory, "backbone.layers.{i}.mixer.attn")
+    add("HrmTextForCausalLM", hrm_text, "model.{stack}_module.layers.{i}.self_attn.attn")
     add(
         "BailingMoeV2_5ForCausalLM",
         bailing_hybrid,
@@ -225,6 +241,10 @@ def _table() -> dict[str, Architecture]:
         linear_pattern="model.layers.{i}.self_attn",
     )
     add("WhisperForConditionalGeneration", whisper)
+    for name, backend in _ONLY_WITH_BACKEND.items():
+        table[name].settings["only_backend"] = backend
+    for name in _SINGLE_STAGE:
+        table[name].settings["single_stage"] = True
     for name in _WITHOUT_HEAD_DIM:
         table[name].settings["split_hidden"] = True
     # Language models of multimodal wrappers.
@@ -238,7 +258,10 @@ def _table() -> dict[str, Architecture]:
         "MossTranscribeDiarizeForConditionalGeneration PaddleOCRVLForConditionalGeneration "
         "Glm4vMoeForConditionalGeneration DotsOCRForCausalLM KeyeForConditionalGeneration "
         "Qwen3OmniMoeForConditionalGeneration OpenCUAForConditionalGeneration "
-        "MoonshotKimiaForCausalLM Ernie4_5_VLMoeForConditionalGeneration",
+        "MoonshotKimiaForCausalLM Ernie4_5_VLMoeForConditionalGeneration "
+        "Cosmos3ForConditionalGeneration KeyeVL1_5ForConditionalGeneration "
+        "Qwen3ASRRealtimeGeneration Alpamayo2Super IsaacForConditionalGeneration "
+        "LlavaOnevision2ForConditionalGeneration CohereCompassForConditionalGeneration",
         "LlamaForCausalLM",
     )
     multimodal(
@@ -248,10 +271,18 @@ def _table() -> dict[str, Architecture]:
         "Mistral3ForConditionalGeneration VoxtralForConditionalGeneration UltravoxModel "
         "SkyworkR1VChatModel H2OVLChatModel NVLM_D Eagle2_5_VLForConditionalGeneration "
         "LightOnOCRForConditionalGeneration QianfanOCRForConditionalGeneration "
-        "Llama_Nemotron_Nano_VL "
+        "Llama_Nemotron_Nano_VL HCXVisionV2ForCausalLM BeeForConditionalGeneration "
+        "RForConditionalGeneration StepVLForConditionalGeneration "
+        "Granite4VisionForConditionalGeneration "
         "GraniteSpeechForConditionalGeneration GraniteSpeechPlusForConditionalGeneration",
         "LlamaForCausalLM",
         delegates=_MULTIMODAL,
+    )
+    multimodal("BagelForConditionalGeneration", "Qwen2ForCausalLM", mm_prefix=True)
+    multimodal("Phi4ForCausalLMV", "Phi3ForCausalLM")
+    multimodal("DiffusionGemmaForBlockDiffusion", "Gemma4ForCausalLM", "", mm_prefix=True)
+    table["Cosmos3EdgeForConditionalGeneration"] = Architecture(
+        dense, "language_model.model.layers.{i}.mixer.attn", {"name_step": 2}
     )
     multimodal("MiniCPMV MiniCPMO", "LlamaForCausalLM", "llm.")
     multimodal("Ovis", "LlamaForCausalLM", "llm.", delegates="llm.")

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from kvplan import specs
-from kvplan.models.backend_choice import BackendNeeds, choose_backend
+from kvplan.models.backend_choice import BackendNeeds, can_run, choose_backend
 from kvplan.models.block_sizes import (
     hybrid_block_size,
     preferred_block_size,
@@ -154,6 +154,9 @@ class Resolution:
                 num_heads=max(1, self.num_heads // self.tp),
                 uses_dcp=self.options.decode_context_parallel_size > 1,
             )
+            sinks = layer.backend_with_sinks
+            if sinks is not None and can_run(sinks, needs, self.capability):
+                return sinks
             return choose_backend(needs, self.capability, self.options.attention_backend)
         assert isinstance(layer, AttentionLayer)
         if layer.backend is not None:

@@ -283,6 +283,7 @@ _BACKENDS = (
     _layer("DEEPSEEK_SPARSE_SWA", (MultipleOf(32),), preferred_block_size=256),
     _layer("CompressorBackend", (MultipleOf(1),)),
     _layer("MINIMAX_M3_SPARSE_INDEXER", (128,)),
+    _layer("INKLING_SCONV_SWA", (MultipleOf(1),)),
     _layer("MAMBA1_ATTN", (MultipleOf(1),), is_state=True),
     _layer("MAMBA2_ATTN", (MultipleOf(1),), is_state=True),
     _layer("SHORT_CONV_ATTN", (MultipleOf(1),), is_state=True),

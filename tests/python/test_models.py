@@ -159,6 +159,25 @@ def test_pipeline_stages_follow_vllm():
         planned(LLAMA, pipeline_parallel_size=2, pipeline_layer_partition=[1, 4])
 
 
+def test_models_that_vllm_does_not_run_everywhere():
+    config = {**LLAMA, "architectures": ["Step1ForCausalLM"], "num_attention_groups": 4}
+    with pytest.raises(ModelError, match=r"here it takes FLASH_ATTN.*backend TRITON_ATTN"):
+        planned(config)
+    planned(config, attention_backend="TRITON_ATTN")
+    dory = {**LLAMA, "architectures": ["DoryForCausalLM"], "layer_types": ["full_attention"] * 6}
+    with pytest.raises(ModelError, match="does not run DoryForCausalLM in pipeline stages"):
+        planned(dory, pipeline_parallel_size=2)
+
+
+def test_inkling_divides_its_kv_heads():
+    config = {**LLAMA, "architectures": ["InklingForCausalLM"], "head_dim": 128}
+    assert len(planned(config, tensor_parallel_size=8).kv_cache_specs[0]) == 12
+    with pytest.raises(ModelError, match=r"8 KV heads.*--tp 16 does not divide them"):
+        planned(config, tensor_parallel_size=16)
+    with pytest.raises(ModelError, match="kv_cache_dtype auto, bfloat16, fp8"):
+        planned(config, kv_cache_dtype="nvfp4")
+
+
 def test_dcp_must_divide_tp():
     with pytest.raises(ModelError, match=r"tensor_parallel_size \(4\) must be divisible by"):
         planned(LLAMA, tensor_parallel_size=4, decode_context_parallel_size=3)

@@ -17,7 +17,7 @@ def dense(context: FamilyContext) -> ModelLayers:
     windows = window_of_layers(context)
     layers = tuple(
         AttentionLayer(
-            name=context.name(i),
+            name=context.name(i * context.setting("name_step", 1)),
             index=i,
             num_kv_heads=kv_heads,
             head_size=head_size,

@@ -78,6 +78,7 @@ def _default_cache_dtype(context: FamilyContext) -> str:
 def _layers(context: FamilyContext, num_layers: int, head_size: int) -> Iterator[Layer]:
     text = context.text
     topk = text.optional_size("index_topk")
+    sinks = context.setting("backend_with_sinks") if text.own("learnable_sink", True) else None
     per_layer = context.setting("attentions_per_layer", 1)
     for i in range(num_layers):
         if topk is None:
@@ -95,6 +96,7 @@ def _layers(context: FamilyContext, num_layers: int, head_size: int) -> Iterator
             is_sparse=True,
             topk_buffer_width=topk,
             is_index_group_leader=runs_indexer,
+            backend_with_sinks=sinks,
         )
 
 
@@ -103,6 +105,9 @@ def _skips_indexer(text: ConfigView, layer: int) -> bool:
 
     Mirrors the index-cache rules of vllm/model_executor/models/deepseek_v2.py (0.33).
     """
+    kinds = text.own("indexer_types")
+    if isinstance(kinds, list) and layer < len(kinds):
+        return kinds[layer] == "shared"
     pattern = text.own("index_topk_pattern")
     if isinstance(pattern, str) and layer < len(pattern):
         return pattern[layer] == "S"

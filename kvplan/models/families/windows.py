@@ -62,7 +62,7 @@ def window_of_layers(context: FamilyContext) -> list[int | None]:
     window = context.text.get(context.setting("window_key", "sliding_window"))
     windows: list[int | None] = []
     for i, kind in enumerate(kinds):
-        if kind not in _SLIDING:
+        if kind not in context.setting("sliding_kinds", _SLIDING):
             windows.append(None)
             continue
         if not isinstance(window, int) or window < 1:
@@ -76,10 +76,12 @@ def window_of_layers(context: FamilyContext) -> list[int | None]:
 
 def _listed_windows(context: FamilyContext, num_layers: int) -> list[int | None] | None:
     """Windows that the config spells out layer by layer, as PLaMo 3 does."""
-    for key in ("interleaved_sliding_window", "sliding_window"):
+    for key in ("interleaved_sliding_window", "sliding_window", "window_sizes"):
         windows = context.text.own(key)
         if not isinstance(windows, list):
             continue
+        if key == "window_sizes":
+            windows = [_tokens_of_pair(pair) for pair in windows]
         where = f"{context.text.where}.{key}"
         if len(windows) != num_layers:
             raise ModelError(
@@ -90,6 +92,14 @@ def _listed_windows(context: FamilyContext, num_layers: int) -> list[int | None]
                 raise ModelError(f"{where}[{i}] is {window!r}, which is not a number of tokens")
         return windows
     return None
+
+
+def _tokens_of_pair(pair: object) -> object:
+    """The window of a pair of tokens (left, right), which counts the token itself in vLLM."""
+    left = pair[0] if isinstance(pair, list) and pair else pair
+    if not isinstance(left, int):
+        return left
+    return left + 1 if left > 0 else None
 
 
 def _flag(context: FamilyContext) -> bool:
