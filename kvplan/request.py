@@ -404,7 +404,12 @@ def from_objects(
     index_of_value: dict[bytes, int] = {}
     workers: list[dict[str, Any]] = []
     worker_of_layers: dict[tuple[tuple[str, int], ...], int] = {}
+    worker_of_dict: dict[int, int] = {}
     for i, (layers, memory) in enumerate(zip(kv_cache_specs, available_memory, strict=True)):
+        if id(layers) in worker_of_dict:
+            first = worker_of_dict[id(layers)]
+            workers.append({"available_memory": memory, "same_layers_as": first})
+            continue
         for spec in layers.values():
             if id(spec) not in index_of_object:
                 described = spec.to_dict()
@@ -414,7 +419,7 @@ def from_objects(
                     specs.append(described)
                 index_of_object[id(spec)] = index
         rows = tuple((name, index_of_object[id(spec)]) for name, spec in layers.items())
-        first = worker_of_layers.setdefault(rows, i)
+        first = worker_of_dict[id(layers)] = worker_of_layers.setdefault(rows, i)
         where = {"layers": rows} if first == i else {"same_layers_as": first}
         workers.append({"available_memory": memory, **where})
     described_request: dict[str, Any] = {

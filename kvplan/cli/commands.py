@@ -24,6 +24,7 @@ COMMANDS: dict[str, Entry] = {
     "check": Entry("check", "Check a placement with the independent checker."),
     "sweep": Entry("sweep", "Plan a whole grid of what-ifs into a CSV or JSON file."),
     "map": Entry("map", "A picture of what a block holds, group by group."),
+    "bench": Entry("bench", "How long start-up planning takes here, beside vLLM."),
     "models": Entry("models", "List the built-in models and the known architectures."),
     "completion": Entry("completion", "Print the completion script of a shell."),
 }

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 110
 
 
-def make_console() -> Console:
-    """A console on the present stdout.
+def make_console(*, stderr: bool = False) -> Console:
+    """A console on the present stdout, or on stderr.
 
     On a pipe the width is fixed, so that the same plan is the same text everywhere; ``COLUMNS``
     changes it.
     """
     from rich.console import Console
 
-    is_terminal = sys.stdout.isatty()
-    width = None if is_terminal or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(file=sys.stdout, width=width, highlight=False, emoji=False, soft_wrap=False)
+    file = sys.stderr if stderr else sys.stdout
+    width = None if file.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    return Console(file=file, width=width, highlight=False, emoji=False, soft_wrap=False)
