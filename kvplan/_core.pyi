@@ -47,6 +47,7 @@ __all__: list[str] = [
     "UniformTypeKVCacheSpecs",
     "Unsupported",
     "VllmBlockPool",
+    "VllmPlanner",
     "WorkerReport",
     "annotate_eagle_groups",
     "annotate_global_groups",
@@ -55,6 +56,8 @@ __all__: list[str] = [
     "bucket_layers_by_page_size",
     "check_exact_partition",
     "check_layers_admission",
+    "check_placement",
+    "compute_kv_cache_view",
     "compute_layer_kv_cache_shape_bytes",
     "compute_layout_strides",
     "create_kv_cache_group_specs",
@@ -81,7 +84,9 @@ __all__: list[str] = [
     "project_kv_cache_groups_to_worker",
     "promote_local_kv_cache_specs",
     "resolve_kv_cache_block_sizes",
+    "spec_field_names",
     "spec_from_dict",
+    "spec_uniform_type_base",
     "try_get_full_allocation_fallback_groups",
     "unify_hybrid_kv_cache_specs",
     "unify_kv_cache_spec_page_size",
@@ -1163,6 +1168,49 @@ class VllmBlockPool:
     enable_kv_cache_events: typing.Any
     blocks: typing.Any
 
+class VllmPlanner:
+    """
+    The planner on the objects of one vLLM.
+    """
+    def __init__(self, description: dict) -> None: ...
+    def bytes_per_block(self, config: PlanningConfig, kv_cache_groups: list) -> int: ...
+    def from_native(self, spec: typing.Any) -> typing.Any:
+        """
+        vLLM's object for a spec of kvplan's.
+        """
+    def global_groups(
+        self, config: PlanningConfig, kv_cache_specs: collections.abc.Iterable
+    ) -> tuple:
+        """
+        (groups of the whole model, notices).
+        """
+    def groups(self, config: PlanningConfig, kv_cache_spec: dict) -> tuple:
+        """
+        (groups, changes to kv_cache_spec or None, notices).
+        """
+    def place(
+        self,
+        config: PlanningConfig,
+        kv_cache_groups: list,
+        num_blocks: int,
+        retention_interval: typing.Any,
+    ) -> typing.Any: ...
+    def plan(
+        self,
+        config: PlanningConfig,
+        kv_cache_specs: typing.Any,
+        available_memory: typing.Any,
+        global_groups: typing.Any,
+        retention_interval: typing.Any,
+    ) -> dict:
+        """
+        A dict of the workers' configs and of what vLLM would log and write.
+        """
+    def to_native(self, spec: typing.Any) -> typing.Any:
+        """
+        kvplan's own object for a spec of vLLM's.
+        """
+
 def _restore_config(arg0: dict) -> PlanningConfig: ...
 def _restore_spec(arg0: typing.Any, arg1: dict) -> typing.Any: ...
 def annotate_eagle_groups(
@@ -1187,16 +1235,20 @@ def check_layers_admission(
     config: PlanningConfig, kv_cache_spec: dict, available_memory: int
 ) -> None: ...
 def check_placement(
-    layout: str,
-    workers: list,
-    no_gaps: bool,
-    allow_foreign_layers: bool,
-    max_violations: int,
+    layout: str, workers: list, no_gaps: bool, allow_foreign_layers: bool, max_violations: int
 ) -> list:
     """
     Broken rules of a placement given as plain numbers; see kvplan.check.
     """
 
+def compute_kv_cache_view(
+    spec: typing.Any,
+    num_blocks: int,
+    layout: typing.Any,
+    kv_cache_tensor: typing.Any,
+    buffer_bytes: int,
+    kernel_block_size: int | None = None,
+) -> tuple: ...
 def compute_layer_kv_cache_shape_bytes(
     spec: typing.Any, num_blocks: int, kernel_block_size: int | None = None
 ) -> tuple: ...
@@ -1318,49 +1370,6 @@ DEFAULT_MAX_GROUPS: int = 32
 GROUP_PRICE: float = 0.005
 MAX_BLOCK_HASH_BYTES: int = 32
 __version__: str = "0.1.0"
-
-class VllmPlanner:
-    """
-    The planner on the objects of one vLLM.
-    """
-    def __init__(self, description: dict) -> None: ...
-    def bytes_per_block(self, config: PlanningConfig, kv_cache_groups: list) -> int: ...
-    def from_native(self, spec: typing.Any) -> typing.Any:
-        """
-        vLLM's object for a spec of kvplan's.
-        """
-    def global_groups(
-        self, config: PlanningConfig, kv_cache_specs: collections.abc.Iterable
-    ) -> tuple:
-        """
-        (groups of the whole model, notices).
-        """
-    def groups(self, config: PlanningConfig, kv_cache_spec: dict) -> tuple:
-        """
-        (groups, changes to kv_cache_spec or None, notices).
-        """
-    def place(
-        self,
-        config: PlanningConfig,
-        kv_cache_groups: list,
-        num_blocks: int,
-        retention_interval: typing.Any,
-    ) -> typing.Any: ...
-    def plan(
-        self,
-        config: PlanningConfig,
-        kv_cache_specs: typing.Any,
-        available_memory: typing.Any,
-        global_groups: typing.Any,
-        retention_interval: typing.Any,
-    ) -> dict:
-        """
-        A dict of the workers' configs and of what vLLM would log and write.
-        """
-    def to_native(self, spec: typing.Any) -> typing.Any:
-        """
-        kvplan's own object for a spec of vLLM's.
-        """
 
 class KVCacheBlock:
     """Metadata of one KV cache block. Mirrors vllm/v1/core/kv_cache_utils.py::KVCacheBlock (0.33)."""

@@ -359,6 +359,22 @@ py::tuple layer_shape(py::handle spec, int64_t num_blocks,
   return py::make_tuple(s[0], s[1], s[2], s[3]);
 }
 
+/// (shape, strides, offset) in bytes, each of [L, B, H, N, C].
+py::tuple kv_cache_view(py::handle spec, int64_t num_blocks, py::handle layout, py::handle tensor,
+                        int64_t buffer_bytes, std::optional<int64_t> kernel_block_size) {
+  int64_t layer_stride = 0;
+  int64_t block_stride = 0;
+  int64_t offset = 0;
+  read_field(tensor.attr("layer_stride"), "layer_stride", layer_stride);
+  read_field(tensor.attr("block_stride"), "block_stride", block_stride);
+  read_field(tensor.attr("offset"), "offset", offset);
+  const auto num_layers = static_cast<int64_t>(py::len(tensor.attr("layers")));
+  const KVCacheView v =
+      compute_kv_cache_view(spec_value(spec), num_blocks, read_layout(layout), num_layers,
+                            layer_stride, block_stride, offset, buffer_bytes, kernel_block_size);
+  return py::make_tuple(py::cast(v.shape), py::cast(v.strides), v.offset);
+}
+
 }  // namespace
 
 void bind_planning(py::module_& m) {
@@ -462,6 +478,9 @@ void bind_planning(py::module_& m) {
   m.def("compute_layout_strides", &layout_strides, py::arg("spec"), py::arg("num_blocks"),
         py::arg("num_layers"), py::arg("layout"), py::arg("kernel_block_size") = none,
         py::arg("fixed_strides") = py::make_tuple(none, none, none, none, none));
+  m.def("compute_kv_cache_view", &kv_cache_view, py::arg("spec"), py::arg("num_blocks"),
+        py::arg("layout"), py::arg("kv_cache_tensor"), py::arg("buffer_bytes"),
+        py::arg("kernel_block_size") = none);
   m.def("compute_layer_kv_cache_shape_bytes", &layer_shape, py::arg("spec"), py::arg("num_blocks"),
         py::arg("kernel_block_size") = none);
 }

@@ -104,4 +104,63 @@ Strides compute_layout_strides(const KVCacheSpec& spec, int64_t num_blocks, int6
   return strides;
 }
 
+KVCacheView compute_kv_cache_view(const KVCacheSpec& spec, int64_t num_blocks, KVCacheLayout layout,
+                                  int64_t num_layers, int64_t layer_stride, int64_t block_stride,
+                                  int64_t offset, int64_t buffer_bytes,
+                                  std::optional<int64_t> kernel_block_size) {
+  if (num_blocks < 1 || num_layers < 1 || offset < 0 || layer_stride < 1 || block_stride < 1) {
+    throw InvalidArgument("a view needs blocks, layers and positive strides, got num_blocks=" +
+                          std::to_string(num_blocks) + ", " + std::to_string(num_layers) +
+                          " layers, offset=" + std::to_string(offset) +
+                          ", layer_stride=" + std::to_string(layer_stride) +
+                          ", block_stride=" + std::to_string(block_stride));
+  }
+  const auto [b, h, n, c] = compute_layer_kv_cache_shape_bytes(spec, num_blocks, kernel_block_size);
+  const int64_t ratio = b / num_blocks;
+  if (ratio > 1) {
+    // Kernel blocks lie a constant stride apart only if nothing lies between the blocks.
+    const int64_t states = num_states(spec, spec.block_size);
+    const int64_t dense_page = checked::mul(h, checked::mul(states, c, "page"), "page");
+    if (checked::mul(ratio, n, "states") > states) {
+      throw LayoutError("the " + std::to_string(states) + " states of a block of " +
+                        std::to_string(spec.block_size) + " tokens cannot be split into " +
+                        std::to_string(ratio) + " kernel blocks of " +
+                        std::to_string(*kernel_block_size) + " tokens");
+    }
+    // Where the heads of a block lie outside its layers, so do the heads of each kernel block.
+    const bool heads_apart = layout == KVCacheLayout::kBHLNC && h > 1;
+    if (block_stride != dense_page || heads_apart) {
+      throw LayoutError(
+          "layout " + std::string(to_string(layout)) + " stores blocks " +
+          std::to_string(block_stride) + " bytes apart, a page has " + std::to_string(dense_page) +
+          (heads_apart ? ", in heads with other layers between them" : "") + ": a block of " +
+          std::to_string(spec.block_size) + " tokens cannot be split into " +
+          std::to_string(ratio) + " kernel blocks of " + std::to_string(*kernel_block_size) +
+          " tokens; use --block-size " + std::to_string(*kernel_block_size) +
+          " or a layer-compact layout (VLLM_KV_CACHE_LAYOUT=LBNHC)");
+    }
+    block_stride /= ratio;
+  }
+  FixedStrides fixed;
+  fixed[kAxisL] = layer_stride;
+  fixed[kAxisB] = block_stride;
+  KVCacheView view;
+  view.shape = {num_layers, b, h, n, c};
+  view.strides =
+      compute_layout_strides(spec, num_blocks, num_layers, layout, kernel_block_size, fixed);
+  view.offset = offset;
+  int64_t end = checked::add(offset, 1, "end of the view");
+  for (size_t i = 0; i < view.shape.size(); ++i) {
+    if (view.shape[i] == 0) return view;  // no states, no bytes
+    end = checked::add(end, checked::mul(view.shape[i] - 1, view.strides[i], "end of the view"),
+                       "end of the view");
+  }
+  if (end > buffer_bytes) {
+    throw InvalidArgument("the view of " + std::to_string(num_layers) + " layers and " +
+                          std::to_string(num_blocks) + " blocks ends at byte " +
+                          std::to_string(end) + " of a buffer of " + std::to_string(buffer_bytes));
+  }
+  return view;
+}
+
 }  // namespace kvplan

@@ -1,5 +1,6 @@
 """kvplan's specs and groups as vLLM 0.33.0's objects, and the part of a VllmConfig to plan with."""
 
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,8 @@ def _value(name: str, value: Any) -> Any:
         return tuple(getattr(torch, v) for v in value)
     if name == "shapes":
         return tuple(tuple(shape) for shape in value)
+    if name == "tokens_per_state" and isinstance(value, str):
+        return Fraction(value)
     if name == "mamba_type":
         return MambaAttentionBackendEnum[value.upper()]
     if isinstance(value, dict):

@@ -56,4 +56,23 @@ KVPLAN_API Strides compute_layout_strides(const KVCacheSpec& spec, int64_t num_b
                                           std::optional<int64_t> kernel_block_size = {},
                                           const FixedStrides& fixed = {});
 
+/// Where the states of several same-shaped layers lie in a buffer, in bytes: `[L, B, H, N, C]`.
+struct KVCacheView {
+  std::array<int64_t, 5> shape{};
+  Strides strides{};
+  int64_t offset = 0;
+};
+
+/// The view of a tensor's layers: `num_layers` layers, layer l of block b at
+/// `offset + l * layer_stride + b * block_stride` of a buffer of `buffer_bytes`. With
+/// `kernel_block_size`, B counts kernel blocks of that many tokens. Throws `LayoutError` where the
+/// blocks are no dense pages and cannot be split into kernel blocks, `InvalidArgument` for a view
+/// that ends outside the buffer.
+/// Mirrors the arithmetic of vllm/v1/kv_cache_interface.py::create_kv_cache_views (0.33).
+KVPLAN_API KVCacheView compute_kv_cache_view(const KVCacheSpec& spec, int64_t num_blocks,
+                                             KVCacheLayout layout, int64_t num_layers,
+                                             int64_t layer_stride, int64_t block_stride,
+                                             int64_t offset, int64_t buffer_bytes,
+                                             std::optional<int64_t> kernel_block_size = {});
+
 }  // namespace kvplan
