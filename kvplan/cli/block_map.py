@@ -71,8 +71,10 @@ def block_map(plan: kvplan.Plan) -> BlockMap:
         start = 0
         for name in group.layer_names:
             spec: Any = group.kv_cache_spec if by_layer is None else by_layer[name]
-            page, content = spec.page_size_bytes, _content_bytes(spec)
-            pages.append(Page(name, _label(name), spec_words(spec), start, content, page - content))
+            page, content = spec.page_size_bytes, content_bytes(spec)
+            pages.append(
+                Page(name, layer_label(name), spec_words(spec), start, content, page - content)
+            )
             start += page
         groups.append(
             GroupMap(
@@ -87,13 +89,14 @@ def block_map(plan: kvplan.Plan) -> BlockMap:
     return BlockMap(plan.bytes_per_block, plan.config.kv_cache_layout, groups)
 
 
-def _content_bytes(spec: Any) -> int:
+def content_bytes(spec: Any) -> int:
     """Bytes of a page that hold states."""
     if isinstance(spec, kvplan.specs.MambaSpec):
         return spec.replace(page_size_padded=None).page_size_bytes
     return getattr(spec, "unpadded_page_size_bytes", spec.page_size_bytes)
 
 
-def _label(name: str) -> str:
+def layer_label(name: str) -> str:
+    """A layer's number in its name, or ""."""
     match = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
     return match.group(1) if match else ""

@@ -12,6 +12,7 @@ import kvplan
 from kvplan.cli.deployment_options import deployment_options, read_question
 from kvplan.cli.failures import FITS
 from kvplan.cli.knobs import PLENTY
+from kvplan.cli.pictures import HELP, check_picture, write_picture
 from kvplan.cli.question import PlannerInput
 
 EPILOG = """\b
@@ -29,7 +30,7 @@ Examples:
 @click.option(
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw the curve into this file: .svg, or .png with matplotlib installed.",
+    help=f"Draw the curve into this file: {HELP}.",
 )
 def command(as_json: bool, plot: Path | None, **values: Any) -> int:
     """Show the groupings of MODEL that no other beats: fewer groups or more tokens.
@@ -38,6 +39,8 @@ def command(as_json: bool, plot: Path | None, **values: Any) -> int:
     number of groups worth having, the curve shows the bytes of one request and the tokens in the
     same memory, against vLLM's own grouping.
     """
+    if plot is not None:
+        check_picture(plot)
     question = read_question(values, needs_memory=False)
     has_memory = bool(values["memory"]) or values["request_file"] is not None
     if not has_memory:
@@ -47,9 +50,9 @@ def command(as_json: bool, plot: Path | None, **values: Any) -> int:
     config = given.config.replace(grouping="compact")
     curve = kvplan.frontier(config, given.kv_cache_specs)
     if plot is not None:
-        from kvplan.cli.frontier_plot import draw
+        from kvplan.cli.frontier_plot import svg
 
-        draw(plot, given.label, curve)
+        write_picture(plot, given.label, svg(given.label, curve))
         click.echo(f"wrote {plot}", err=True)
     if as_json:
         click.echo(json.dumps(_as_dict(given, curve, memory), indent=2))

@@ -1,12 +1,9 @@
-"""Draws the curve of groups against bytes: an SVG of its own making, or a PNG with matplotlib."""
+"""Draws the curve of groups against bytes of a request as an SVG."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
-
-from kvplan.cli.failures import BadInput
 
 if TYPE_CHECKING:
     from kvplan import Frontier, GroupingPoint
@@ -14,18 +11,6 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 50
 GIB = 1 << 30
-
-
-def draw(path: Path, title: str, curve: Frontier) -> None:
-    """Write the curve into `path`, whose suffix says how. Raises `BadInput` for another suffix."""
-    if path.suffix == ".svg":
-        path.write_text(svg(title, curve), encoding="utf-8")
-    elif path.suffix == ".png":
-        _png(path, title, curve)
-    else:
-        raise BadInput(
-            f"--plot draws .svg and .png files, not {path.suffix or 'one without suffix'}"
-        )
 
 
 def svg(title: str, curve: Frontier) -> str:
@@ -47,6 +32,7 @@ def svg(title: str, curve: Frontier) -> str:
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'width="{WIDTH}" height="{HEIGHT}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         text(WIDTH / 2, 20, f"{title}: one request of {curve.reference_model_len:,} tokens"),
@@ -88,24 +74,3 @@ def svg(title: str, curve: Frontier) -> str:
 
 def _all_points(curve: Frontier) -> list[GroupingPoint]:
     return [*curve.points, *([curve.vllm] if curve.vllm is not None else [])]
-
-
-def _png(path: Path, title: str, curve: Frontier) -> None:
-    try:
-        from matplotlib.figure import Figure  # type: ignore[import-not-found]
-    except ImportError:
-        raise BadInput("--plot needs matplotlib for .png files; .svg needs nothing") from None
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    axes = figure.subplots()
-    groups = [p.num_groups for p in curve.points]
-    axes.step(groups, [p.request_bytes / GIB for p in curve.points], where="post", marker="o")
-    axes.axhline(curve.lower_bound_bytes / GIB, color="grey", linestyle="--", label="no padding")
-    if curve.vllm is not None:
-        size = curve.vllm.request_bytes / GIB
-        axes.plot(curve.vllm.num_groups, size, "o", color="darkorange", label="vLLM")
-    axes.set_xlabel("groups")
-    axes.set_ylabel("GiB of one request")
-    axes.set_title(f"{title}: one request of {curve.reference_model_len:,} tokens")
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    figure.savefig(path)

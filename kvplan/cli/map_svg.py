@@ -1,44 +1,75 @@
-"""``kvplan map`` as an SVG: a bar for each group, as wide as a block, padding hatched."""
+"""``kvplan map`` as an SVG: a bar for each group, padding hatched, below one another.
+
+The first picture is what a block holds, the second where layers lie in the buffer.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape
 
 from kvplan.cli.block_map import BlockMap, GroupMap, Page
+from kvplan.cli.buffer_map import BufferMap, Part
 from kvplan.cli.sizes import format_size
 
 WIDTH = 1200
 BAR_LEFT, BAR_WIDTH = 60, 720
 TEXT_LEFT = BAR_LEFT + BAR_WIDTH + 16
 TOP = 84
+#: More groups than this get thinner bars.
+MANY_GROUPS = 16
 #: Letters of a group's kind that fit beside its bar.
 MAX_KIND = 42
 #: Kinds of cache get these colours, in the order in which they appear.
 COLOURS = ("#7fb3d5", "#f5b97f", "#8fcf9f", "#c9a6dc", "#e6a0a0", "#b7c4cf", "#d8cf7e", "#8fd0cd")
+NULL_BLOCK = "#dddddd"
+#: Where numbers of layers do not fit side by side, one of so many pages has its number.
+LABEL_STEPS = (2, 5, 10, 20, 50, 100)
+#: Pages narrower than this are drawn without an edge, which would hide them.
+THIN = 4
 STYLE = (
     "text{font-family:Helvetica,Arial,DejaVu Sans,sans-serif;font-size:12px;fill:#222}"
     ".title{font-size:18px;font-weight:bold}.small{font-size:10px;fill:#444}"
-    ".page{stroke:#fff;stroke-width:1}.frame{fill:none;stroke:#555;stroke-width:1}"
+    ".page,.part{stroke:#fff;stroke-width:1}.thin{stroke:none}.frame{fill:none;stroke:#555;stroke-width:1}"
+)
+HATCH = (
+    '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
+    'patternTransform="rotate(45)"><rect width="6" height="6" fill="#fff"/>'
+    '<line x1="0" y1="0" x2="0" y2="6" stroke="#999" stroke-width="2"/></pattern></defs>'
 )
 
 
-def draw_svg(title: str, subtitle: str, block: BlockMap) -> str:
-    """The picture, as tall as its groups need."""
-    columns = "layers and what they keep; tokens of a block; blocks of a request"
-    many = len(block.groups) > 16
-    bar, gap = (15, 4) if many else (26, 10)
-    kinds = list(dict.fromkeys(page.kind for group in block.groups for page in group.pages))
+def draw_svg(title: str, subtitle: str, block: BlockMap, buffer: BufferMap | None = None) -> str:
+    """The pictures, as tall as their groups need; the second only where there is a buffer."""
+    kinds = dict.fromkeys(page.kind for group in block.groups for page in group.pages)
     colours = {kind: COLOURS[i % len(COLOURS)] for i, kind in enumerate(kinds)}
-    legend_top = TOP + len(block.groups) * (bar + gap) + 36
-    height = legend_top + 22 * ((len(kinds) + 1 + 2) // 3) + 8
-    parts = [
+    parts, bottom = _block_picture(title, subtitle, block, colours)
+    if buffer is not None:
+        more, bottom = _buffer_picture(block, buffer, colours, bottom + 24)
+        parts += more
+    parts += _legend(bottom, colours)
+    height = bottom + 22 * ((len(colours) + 1 + 2) // 3) + 8
+    head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{WIDTH}" height="{height}" role="img">',
         f"<title>{escape(title)}</title><style>{STYLE}</style>",
-        '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
-        'patternTransform="rotate(45)"><rect width="6" height="6" fill="#fff"/>'
-        '<line x1="0" y1="0" x2="0" y2="6" stroke="#999" stroke-width="2"/></pattern></defs>',
+        HATCH,
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
+    ]
+    return "\n".join([*head, *parts, "</svg>"]) + "\n"
+
+
+def _bar_and_gap(groups: int) -> tuple[int, int]:
+    return (15, 4) if groups > MANY_GROUPS else (26, 10)
+
+
+def _block_picture(
+    title: str, subtitle: str, block: BlockMap, colours: dict[str, str]
+) -> tuple[list[str], int]:
+    """What a block holds; its lines and where it ends."""
+    columns = "layers and what they keep; tokens of a block; blocks of a request"
+    bar, gap = _bar_and_gap(len(block.groups))
+    parts = [
         _text(16, 28, title, "title"),
         _text(16, 50, subtitle),
         _text(16, TOP - 8, "group", "small"),
@@ -46,10 +77,144 @@ def draw_svg(title: str, subtitle: str, block: BlockMap) -> str:
     ]
     for number, group in enumerate(block.groups):
         parts += _bar(group, TOP + number * (bar + gap), bar, block.bytes_per_block, colours)
-    parts += _axis(legend_top - 30, block.bytes_per_block)
-    parts += _legend(legend_top, colours)
-    parts.append("</svg>")
-    return "\n".join(parts) + "\n"
+    bottom = TOP + len(block.groups) * (bar + gap)
+    parts += _axis(bottom + 6, block.bytes_per_block)
+    return parts, bottom + 36
+
+
+def _buffer_picture(
+    block: BlockMap, buffer: BufferMap, colours: dict[str, str], top: int
+) -> tuple[list[str], int]:
+    """Where layers lie in the buffer; its lines and where it ends."""
+    bar, gap = _bar_and_gap(len(buffer.rows))
+    scale = BAR_WIDTH / buffer.window_bytes
+    last = f"{buffer.num_blocks - 1:,}"
+    parts = [_text(16, top + 28, "Where layers lie in the buffer", "title")]
+    if buffer.is_layer_major:
+        words = (
+            f"A buffer of {format_size(buffer.size_bytes)}, layout {buffer.layout}: each layer's "
+            f"part holds its pages of blocks 0 to {last}. All groups share the buffer."
+        )
+    else:
+        words = (
+            f"A buffer of {format_size(buffer.size_bytes)}, layout {buffer.layout}: blocks 0 to "
+            f"{last}, each with the pages of its layers; the first are drawn."
+        )
+    parts.append(_text(16, top + 50, words))
+    y = top + TOP
+    for parts_of_row in [buffer.first_pages] if buffer.is_layer_major else []:
+        parts += _first_pages(buffer, parts_of_row, colours, y - 8)
+        y += 26 + 34
+    parts.append(_text(16, y - 8, "group", "small"))
+    if not buffer.is_layer_major:
+        parts += _block_numbers(buffer, scale, y - 8)
+    for number, row in enumerate(buffer.rows):
+        line = y + number * (bar + gap)
+        parts.append(_text(BAR_LEFT - 10, line + bar / 2 + 4, str(number), anchor="end"))
+        parts.append(_rect(BAR_LEFT, line, BAR_WIDTH, bar, "url(#hatch)", "no layer's", "rest"))
+        for part in row:
+            parts += _part(part, line, bar, scale, colours)
+        parts += _labels(row, line + bar / 2 + 3.5, scale)
+        parts.append(_frame(BAR_LEFT, line, BAR_WIDTH, bar))
+        parts.append(_text(TEXT_LEFT, line + bar / 2 + 4, _kind(block.groups[number].kind)))
+        if not buffer.is_layer_major:
+            parts += _boundaries(buffer, scale, line, bar)
+    bottom = y + len(buffer.rows) * (bar + gap)
+    parts += _axis(bottom + 6, buffer.window_bytes)
+    return parts, bottom + 36
+
+
+def _first_pages(
+    buffer: BufferMap, pages: Iterable[Part], colours: dict[str, str], y: int
+) -> list[str]:
+    """One layer's part from its beginning: page after page, block 0 being the null block."""
+    pages = list(pages)
+    scale = BAR_WIDTH / (buffer.page_stride * len(pages))
+    first = pages[0]
+    words = f"the first pages of layer {first.label or first.layer}, by block"
+    words += " (its first head)" if buffer.layout == "LHBNC" else ""
+    parts = [_text(BAR_LEFT, y, words, "small")]
+    for page in pages:
+        x, top = BAR_LEFT + (page.start - first.start) * scale, y + 6
+        is_null = page.block == 0
+        fill = NULL_BLOCK if is_null else colours[page.kind]
+        width = page.content_bytes * scale
+        what = "null block" if is_null else page.kind
+        hint = f"block {page.block}: {what}, {format_size(page.content_bytes)}"
+        parts.append(_rect(x, top, width, 26, fill, hint, "part"))
+        if page.padding_bytes:
+            hint = f"{format_size(page.padding_bytes)} of padding"
+            padding = page.padding_bytes * scale
+            parts.append(_rect(x + width, top, padding, 26, "url(#hatch)", hint, "part"))
+        label = "0: null" if is_null else f"{page.block:,}"
+        parts.append(_text(x + width / 2, top + 17, label, "small", "middle"))
+    parts.append(_frame(BAR_LEFT, y + 6, BAR_WIDTH, 26))
+    rest = f"... to block {buffer.num_blocks - 1:,}, {format_size(buffer.page_stride)} each"
+    parts.append(_text(TEXT_LEFT, y + 23, rest))
+    return parts
+
+
+def _block_numbers(buffer: BufferMap, scale: float, y: int) -> list[str]:
+    parts = []
+    for block in range(_blocks_drawn(buffer)):
+        words = "block 0: null, holds nothing" if block == 0 else f"block {block}"
+        middle = BAR_LEFT + (block + 0.5) * buffer.bytes_per_block * scale
+        parts.append(_text(middle, y, words, "small", "middle"))
+    rest = f"... to block {buffer.num_blocks - 1:,}, {format_size(buffer.bytes_per_block)} each"
+    parts.append(_text(TEXT_LEFT, y, rest, "small"))
+    return parts
+
+
+def _boundaries(buffer: BufferMap, scale: float, line: float, bar: int) -> list[str]:
+    parts = []
+    for block in range(1, _blocks_drawn(buffer)):
+        x = BAR_LEFT + block * buffer.bytes_per_block * scale
+        parts.append(
+            f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{line - 2}" y2="{line + bar + 2}" '
+            'stroke="#222" stroke-width="1.5"/>'
+        )
+    return parts
+
+
+def _blocks_drawn(buffer: BufferMap) -> int:
+    return max(1, round(buffer.window_bytes / buffer.bytes_per_block))
+
+
+def _part(part: Part, line: float, bar: int, scale: float, colours: dict[str, str]) -> list[str]:
+    x, width = BAR_LEFT + part.start * scale, part.content_bytes * scale
+    where = "all blocks" if part.block is None else f"block {part.block}"
+    hint = f"{part.layer}, {where}: {part.kind}, from byte {part.start:,}"
+    fill = NULL_BLOCK if part.block == 0 else colours[part.kind]
+    parts = [_rect(x, line, width, bar, fill, hint, "part")]
+    if part.padding_bytes:
+        hint = f"{part.layer}: {format_size(part.padding_bytes)} of padding"
+        padding = part.padding_bytes * scale
+        parts.append(_rect(x + width, line, padding, bar, "url(#hatch)", hint, "part"))
+    return parts
+
+
+def _labels(pages: Sequence[Page | Part], baseline: float, scale: float) -> list[str]:
+    """Numbers of layers on their pages: where they fit, or else of every second, fifth, ... one."""
+    widest = max((page.content_bytes for page in pages), default=0)
+    longest = max((len(page.label) for page in pages), default=0)
+    step = 1
+    if widest * scale < _label_width(longest):
+        # Among the wide pages only; the others would be covered by the numbers.
+        pages = [page for page in pages if 2 * page.content_bytes > widest]
+        wanted = _label_width(longest) + 4
+        step = next((n for n in LABEL_STEPS if n * widest * scale >= wanted), len(pages) + 1)
+    parts = []
+    for number, page in enumerate(pages):
+        width = page.content_bytes * scale
+        fits = width >= _label_width(len(page.label)) if step == 1 else number % step == 0
+        if page.label and fits:
+            x = BAR_LEFT + page.start * scale + width / 2
+            parts.append(_text(x, baseline, page.label, "small", "middle"))
+    return parts
+
+
+def _label_width(letters: int) -> int:
+    return 6 * letters + 3
 
 
 def _text(x: float, y: float, words: str, style: str = "", anchor: str = "start") -> str:
@@ -58,11 +223,22 @@ def _text(x: float, y: float, words: str, style: str = "", anchor: str = "start"
     return f'<text x="{x:.1f}" y="{y:.1f}"{attributes}>{escape(words)}</text>'
 
 
-def _rect(x: float, y: float, width: float, height: float, fill: str, hint: str) -> str:
+def _rect(
+    x: float, y: float, width: float, height: float, fill: str, hint: str, style: str = "page"
+) -> str:
+    style += " thin" if width < THIN else ""
     return (
-        f'<rect class="page" x="{x:.2f}" y="{y}" width="{width:.2f}" height="{height}" '
+        f'<rect class="{style}" x="{x:.2f}" y="{y}" width="{width:.2f}" height="{height}" '
         f'fill="{fill}"><title>{escape(hint)}</title></rect>'
     )
+
+
+def _frame(x: float, y: float, width: float, height: float) -> str:
+    return f'<rect class="frame" x="{x}" y="{y}" width="{width}" height="{height}"/>'
+
+
+def _kind(words: str) -> str:
+    return words if len(words) <= MAX_KIND else words[: MAX_KIND - 3] + "..."
 
 
 def _bar(
@@ -72,38 +248,30 @@ def _bar(
     middle = top + bar / 2 + 4
     parts = [_text(BAR_LEFT - 10, middle, str(group.index), anchor="end")]
     for page in group.pages:
-        parts += _page(page, top, bar, scale, colours[page.kind])
+        x, width = BAR_LEFT + page.start * scale, page.content_bytes * scale
+        hint = f"{page.layer}: {page.kind}, {format_size(page.content_bytes)}"
+        parts.append(_rect(x, top, width, bar, colours[page.kind], hint))
+        if page.padding_bytes:
+            hint = f"{page.layer}: {format_size(page.padding_bytes)} of padding"
+            padding = page.padding_bytes * scale
+            parts.append(_rect(x + width, top, padding, bar, "url(#hatch)", hint))
+    parts += _labels(group.pages, top + bar / 2 + 3.5, scale)
     if group.unused_bytes > 0:
         start = bytes_per_block - group.unused_bytes
         hint = f"padding: {format_size(group.unused_bytes)} hold nothing"
         x, width = BAR_LEFT + start * scale, group.unused_bytes * scale
         parts.append(_rect(x, top, width, bar, "url(#hatch)", hint))
-    parts.append(
-        f'<rect class="frame" x="{BAR_LEFT}" y="{top}" width="{BAR_WIDTH}" height="{bar}"/>'
-    )
-    kind = group.kind if len(group.kind) <= MAX_KIND else group.kind[: MAX_KIND - 3] + "..."
-    words = f"{len(group.pages)} x {kind}; {group.block_size:,}; {group.blocks:,}"
+    parts.append(_frame(BAR_LEFT, top, BAR_WIDTH, bar))
+    words = f"{len(group.pages)} x {_kind(group.kind)}; {group.block_size:,}; {group.blocks:,}"
     parts.append(_text(TEXT_LEFT, middle, words))
     return parts
 
 
-def _page(page: Page, top: int, bar: int, scale: float, colour: str) -> list[str]:
-    x, width = BAR_LEFT + page.start * scale, page.content_bytes * scale
-    hint = f"{page.layer}: {page.kind}, {format_size(page.content_bytes)}"
-    parts = [_rect(x, top, width, bar, colour, hint)]
-    if page.padding_bytes:
-        hint = f"{page.layer}: {format_size(page.padding_bytes)} of padding"
-        parts.append(_rect(x + width, top, page.padding_bytes * scale, bar, "url(#hatch)", hint))
-    if page.label and width >= 6 * len(page.label) + 4:
-        parts.append(_text(x + width / 2, top + bar / 2 + 3.5, page.label, "small", "middle"))
-    return parts
-
-
-def _axis(y: float, bytes_per_block: int) -> list[str]:
+def _axis(y: float, total_bytes: int) -> list[str]:
     parts = []
     for quarter in range(5):
         x = BAR_LEFT + BAR_WIDTH * quarter / 4
-        words = "0" if quarter == 0 else format_size(bytes_per_block * quarter / 4)
+        words = "0" if quarter == 0 else format_size(total_bytes * quarter / 4)
         anchor = {0: "start", 4: "end"}.get(quarter, "middle")
         parts.append(_text(x, y + 8, words, "small", anchor))
     return parts

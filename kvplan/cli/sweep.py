@@ -12,14 +12,16 @@ import click
 from kvplan.cli import value_lists
 from kvplan.cli.deployment_options import GROUPINGS
 from kvplan.cli.failures import FITS, INTERRUPTED, BadInput
-from kvplan.cli.param_types import Parsed
+from kvplan.cli.param_types import Name, Parsed
+from kvplan.cli.pictures import HELP, check_picture, write_picture
 from kvplan.cli.suggestions import did_you_mean
 
 EPILOG = """\b
 Examples:
   kvplan sweep gemma-3-27b --memory 10GiB:80GiB:1GiB --tp 1,2,4 -o gemma.csv
   kvplan sweep llama-3.1-70b gpt-oss-120b --memory 40GiB --kv-cache-dtype auto,fp8
-  kvplan sweep gemma-3-27b --memory 40GiB --max-model-len 8K:128K:8K --grouping vllm,compact
+  kvplan sweep gemma-3-27b --memory 40GiB --max-model-len 8K:128K:8K --grouping vllm,compact \\
+      --plot lines.svg -o lines.csv
 
 \b
 Every option takes a list, and numbers take ranges START:STOP:STEP with both ends included. Each
@@ -32,6 +34,12 @@ SIZES = Parsed("sizes", value_lists.parse_sizes)
 LENGTHS = Parsed("lengths", value_lists.parse_lengths)
 COUNTS = Parsed("counts", value_lists.parse_counts)
 NAMES = Parsed("names", value_lists.parse_names)
+
+
+def _plotted() -> Sequence[str]:
+    from kvplan.cli.sweep_plot import PLOTTED
+
+    return tuple(PLOTTED)
 
 
 @click.command("sweep", epilog=EPILOG)
@@ -51,30 +59,61 @@ NAMES = Parsed("names", value_lists.parse_names)
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A .csv, .json or .jsonl file; the default is CSV on stdout.",
+    help="A .csv, .json, .jsonl or (pip install 'kvplan[parquet]') .parquet file; the default is "
+    "CSV on stdout.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw the answers against the context length, or else against another option with several "
+    f"numbers, a line for each combination of the others: {HELP}.",
+)
+@click.option(
+    "--plot-column",
+    type=Name("column", _plotted),
+    default="capacity_tokens",
+    show_default=True,
+    help="The answer that --plot draws, a column of the output.",
 )
 @click.option("-j", "--jobs", type=click.IntRange(1, 1024), help="Processes; default: all cores.")
 @click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
-def command(output: Path | None, jobs: int | None, quiet: bool, **values: Any) -> int:
+def command(
+    output: Path | None,
+    plot: Path | None,
+    plot_column: str,
+    jobs: int | None,
+    quiet: bool,
+    **values: Any,
+) -> int:
     """Plan every combination of the given values for MODELS."""
     from kvplan.cli.progress import ProgressBar
     from kvplan.cli.row_writers import RowWriter
-    from kvplan.cli.sweep_grid import COLUMNS
+    from kvplan.cli.sweep_grid import COLUMN_TYPES
+    from kvplan.cli.sweep_plot import SweepPlot
     from kvplan.cli.sweep_run import default_jobs, run_chunks
 
+    if plot is not None:
+        check_picture(plot)
     grid = _grid(values)
+    picture = SweepPlot(grid, plot_column) if plot is not None else None
     started = time.perf_counter()
     code = FITS
-    with RowWriter(output, COLUMNS) as writer, ProgressBar(len(grid), hidden=quiet) as advance:
+    with RowWriter(output, COLUMN_TYPES) as writer, ProgressBar(len(grid), hidden=quiet) as advance:
 
         def write(rows: list[tuple[Any, ...]]) -> None:
             writer.write(rows)
+            if picture is not None:
+                picture.add(rows)
             advance(len(rows))
 
         try:
             run_chunks(grid.chunks(), jobs or default_jobs(len(grid)), write)
         except KeyboardInterrupt:
             code = INTERRUPTED
+    if picture is not None and plot is not None:
+        write_picture(plot, picture.title, picture.svg())
+        if not quiet:
+            click.echo(f"wrote {plot}", err=True)
     if not quiet:
         _summary(writer.count, len(grid), time.perf_counter() - started, output)
     return code

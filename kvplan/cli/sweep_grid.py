@@ -43,6 +43,13 @@ ANSWERS = (
     "error",
 )
 COLUMNS = (*KEYS, *ANSWERS)
+_TEXT = ("model", "kv_cache_dtype", "grouping", "asked_max_model_len", "error")
+_FLOATS = ("bytes_per_token", "max_concurrency", "steady_concurrency")
+#: The type of each column's values; "auto" makes the asked length text.
+COLUMN_TYPES: dict[str, type] = {
+    name: str if name in _TEXT else float if name in _FLOATS else bool if name == "fits" else int
+    for name in COLUMNS
+}
 _PLAN_FIELDS = tuple(
     name for name in ANSWERS if name not in ("fits", "num_groups", "estimated_max_len", "error")
 )

@@ -15,8 +15,12 @@ from kvplan.cli.sweep_grid import Chunk
 Rows = list[tuple[Any, ...]]
 
 
+#: What a person, and what a batch system ends a sweep with.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
 class _Interrupts:
-    """Holds back Ctrl-C until a chunk is written; a second one goes through at once."""
+    """Holds back Ctrl-C and SIGTERM until a chunk is written; a second one goes through at once."""
 
     def __init__(self) -> None:
         self.came = False
@@ -25,16 +29,20 @@ class _Interrupts:
         # Signal handlers are the main thread's.
         self._is_main = threading.current_thread() is threading.main_thread()
         if self._is_main:
-            self._before = signal.signal(signal.SIGINT, self._note)
+            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._is_main:
-            signal.signal(signal.SIGINT, self._before)
+            self._put_back()
 
     def _note(self, *_: object) -> None:
         self.came = True
-        signal.signal(signal.SIGINT, self._before)
+        self._put_back()
+
+    def _put_back(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 def run_chunks(chunks: Iterable[Chunk], jobs: int, write: Callable[[Rows], None]) -> None:
@@ -74,6 +82,7 @@ def _run_in_pool(
 
 
 def _leave_interrupts_to_parent() -> None:
+    # A batch system's SIGTERM reaches the parent, which stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -62,4 +62,4 @@ def test_svg(tmp_path):
 def test_other_drawings_are_refused(tmp_path, name):
     result = run("frontier", "gemma-3-27b", "--plot", tmp_path / name)
     assert result.exit_code == BAD_INPUT
-    assert ".svg and .png" in result.stderr
+    assert ".svg, .html, .png" in result.stderr

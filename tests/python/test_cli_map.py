@@ -1,5 +1,6 @@
 """``kvplan map``: the picture holds every layer once, true to scale."""
 
+import sys
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -8,6 +9,7 @@ from cli_runner import run
 import kvplan
 from kvplan import models, request, specs
 from kvplan.cli.block_map import block_map
+from kvplan.cli.buffer_map import buffer_map
 from kvplan.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
 from kvplan.cli.map_svg import BAR_LEFT, BAR_WIDTH, draw_svg
 
@@ -38,7 +40,7 @@ def pages_of(picture):
     return [
         (rect.findtext(f"{SVG}title"), float(rect.get("x")), float(rect.get("width")))
         for rect in root.iter(f"{SVG}rect")
-        if rect.get("class") == "page"
+        if "page" in rect.get("class", "").split()
     ]
 
 
@@ -78,9 +80,83 @@ def test_as_many_bars_as_groups(tmp_path):
     assert result.exit_code == FITS, result.stderr
     root = ET.parse(path).getroot()
     frames = [r for r in root.iter(f"{SVG}rect") if r.get("class") == "frame"]
-    assert len(frames) == 46
+    # Of what a block holds, and of where layers lie, which has the first pages above it.
+    assert len(frames) == 2 * 46 + 1
     bottom = max(float(r.get("y")) + float(r.get("height")) for r in frames)
     assert bottom < float(root.get("height"))
+
+
+@pytest.mark.parametrize("grouping", ["vllm", "compact", "sliced"])
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("deepseek-v4-flash", None),
+        ("deepseek-v4.1-flash", None),
+        ("qwen3-next-80b", None),
+        *(("gemma-3-27b", layout) for layout in ("LBNHC", "LHBNC", "BLNHC", "BHLNC")),
+    ],
+)
+def test_buffer_parts_lie_where_the_tensors_say(name, grouping, layout):
+    changes = {} if layout is None else {"kv_cache_layout": layout}
+    found = models.kv_cache_specs(name)
+    config = found.planning_config(grouping=grouping, **changes)
+    plan = kvplan.plan(config, found.kv_cache_specs, [60 << 30])
+    worker = plan.kv_cache_configs[0]
+    strides = {n: (t, i) for t in worker.kv_cache_tensors for i, n in enumerate(t.layers)}
+    buffer = buffer_map(plan)
+    assert len(buffer.rows) == len(plan.groups)
+    for row, group in zip(buffer.rows, worker.kv_cache_groups, strict=True):
+        end = 0
+        for part in row:
+            assert part.start >= end, part
+            end = part.start + part.content_bytes + part.padding_bytes
+            assert end <= buffer.size_bytes
+            if part.layer in strides:
+                tensor, index = strides[part.layer]
+                first = tensor.offset + index * tensor.layer_stride
+                assert (part.start - first) % tensor.block_stride == 0
+        drawn = {part.layer for part in row}
+        if buffer.layout != "BHLNC":
+            assert drawn == set(group.layer_names)
+        if buffer.is_layer_major:
+            assert len(row) == len(group.layer_names)
+    picture = draw_svg("x", "", block_map(plan), buffer)
+    assert ET.fromstring(picture) is not None
+
+
+def test_the_second_picture_needs_the_memory(tmp_path):
+    path = tmp_path / "map.svg"
+    run("map", "gemma-3-27b", "-o", path)
+    assert "Where layers lie" not in path.read_text()
+    assert run("map", "gemma-3-27b", "--memory", "30GiB", "-o", path).exit_code == FITS
+    root = ET.parse(path).getroot()
+    words = [text.text for text in root.iter(f"{SVG}text")]
+    assert "Where layers lie in the buffer" in words
+    assert "0: null" in words
+    assert any("blocks 0 to 24,575" in word for word in words)
+    bottom = max(float(r.get("y", 0)) + float(r.get("height")) for r in root.iter(f"{SVG}rect"))
+    assert bottom <= float(root.get("height"))
+
+
+def test_numbers_of_layers_that_do_not_fit():
+    words = [t.text for t in ET.fromstring(draw_svg("x", "", block_map(plan_of("llama-3.1-70b"))))
+             .iter(f"{SVG}text")]  # fmt: skip
+    assert "75" in words
+    assert "76" not in words
+
+
+def test_png(tmp_path):
+    pytest.importorskip("cairosvg", exc_type=(ImportError, OSError))
+    path = tmp_path / "map.png"
+    assert run("map", "gemma-3-27b", "-o", path).exit_code == FITS
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_png_without_its_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cairosvg", None)
+    result = run("map", "gemma-3-27b", "-o", tmp_path / "map.png")
+    assert result.exit_code == BAD_INPUT
+    assert "pip install 'kvplan[png]'" in result.stderr
 
 
 def test_html_needs_nothing_else(tmp_path):

@@ -7,15 +7,19 @@ import signal
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ET
 
 import pytest
 from cli_runner import run, surroundings
 
 from kvplan.cli import sweep_run
 from kvplan.cli.failures import BAD_INPUT, FITS, INTERRUPTED
+from kvplan.cli.line_plot import Axis, Line, draw_lines
 from kvplan.cli.row_writers import RowWriter
-from kvplan.cli.sweep_grid import COLUMNS, Grid
+from kvplan.cli.sweep_grid import COLUMN_TYPES, COLUMNS, Grid
 from kvplan.cli.value_lists import parse_lengths, parse_sizes
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def rows_of(path):
@@ -106,8 +110,10 @@ def test_processes_change_nothing(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends an interrupt")
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_an_interruption_keeps_whole_rows(tmp_path, jobs):
+@pytest.mark.parametrize(
+    ("jobs", "number"), [("1", signal.SIGINT), ("2", signal.SIGINT), ("2", signal.SIGTERM)]
+)
+def test_an_interruption_keeps_whole_rows(tmp_path, jobs, number):
     path = tmp_path / "sweep.json"
     process = subprocess.Popen(
         [
@@ -133,7 +139,7 @@ def test_an_interruption_keeps_whole_rows(tmp_path, jobs):
     while time.monotonic() < deadline and (not path.exists() or path.stat().st_size < 10_000):
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == INTERRUPTED
     rows = json.loads(path.read_text())
@@ -141,6 +147,111 @@ def test_an_interruption_keeps_whole_rows(tmp_path, jobs):
     assert f"interrupted: {len(rows):,} of " in stderr
     memory = [row["memory_bytes"] for row in rows if row["tp"] == 1]
     assert memory == [(1 << 30) + n * (1 << 20) for n in range(len(memory))]
+
+
+def read_parquet(path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    return parquet.read_table(path)
+
+
+def test_parquet_holds_the_same_with_types(tmp_path):
+    pytest.importorskip("pyarrow")
+    args = ("sweep", "gpt-oss-120b", "--memory", "1MiB,20GiB", "--max-model-len", "8K,auto", "-o")
+    run(*args, tmp_path / "sweep.json")
+    result = run(*args, tmp_path / "sweep.parquet")
+    assert result.exit_code == FITS, result.stderr
+    table = read_parquet(tmp_path / "sweep.parquet")
+    assert table.column_names == list(COLUMNS)
+    assert {str(table.schema.field(name).type) for name in ("fits", "num_blocks", "error")} == {
+        "bool",
+        "int64",
+        "string",
+    }
+    expected = json.loads((tmp_path / "sweep.json").read_text())
+    for row in expected:
+        row["asked_max_model_len"] = str(row["asked_max_model_len"])
+    assert table.to_pylist() == expected
+    assert {row["fits"] for row in expected} == {True, False}
+
+
+def test_parquet_is_whole_after_an_interruption(tmp_path):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "rows.parquet"
+    rows = [(f"model{i}", i, None) for i in range(70_000)]
+    columns = {"model": str, "tp": int, "error": str}
+
+    def interrupted():
+        with RowWriter(path, columns) as writer:
+            writer.write(rows[:69_000])
+            writer.write(rows[69_000:])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    table = read_parquet(path)
+    assert table.num_rows == 70_000
+    assert table.to_pylist()[-1] == {"model": "model69999", "tp": 69_999, "error": None}
+
+
+def test_without_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    result = run("sweep", "gemma-3-27b", "--memory", "1GiB", "-o", tmp_path / "sweep.parquet")
+    assert result.exit_code == BAD_INPUT
+    assert "pip install 'kvplan[parquet]'" in result.stderr
+
+
+def plotted(path):
+    """(names of lines, number of points) of a plot."""
+    root = ET.parse(path).getroot()
+    lines = [p for p in root.iter(f"{SVG}path") if p.get("class") == "line"]
+    words = [text.text for text in root.iter(f"{SVG}text")]
+    return words, len(lines), len(list(root.iter(f"{SVG}circle")))
+
+
+def test_plot_against_the_length(tmp_path):
+    path = tmp_path / "plot.svg"
+    result = run(
+        "sweep", "gemma-3-27b", "--memory", "40GiB", "--max-model-len", "8K:32K:8K", "--grouping",
+        "vllm,compact", "--kv-cache-dtype", "auto,fp8", "--plot", path, "-o", tmp_path / "rows.csv",
+    )  # fmt: skip
+    assert result.exit_code == FITS, result.stderr
+    assert "wrote" in result.stderr
+    words, lines, points = plotted(path)
+    assert (lines, points) == (4, 16)
+    assert "fp8 cache, compact grouping" in words
+    assert "tokens of the longest request" in words
+    assert "gemma-3-27b, TP 1, 8,192 tokens a step, 40 GiB" in words
+    tokens = [int(row["capacity_tokens"]) for row in rows_of(tmp_path / "rows.csv")]
+    hints = [t.text for t in ET.parse(path).getroot().iter(f"{SVG}title")][1:]
+    assert f"auto cache, vllm grouping: 8,192, {tokens[0]:,}" in hints
+
+
+def test_lines_that_are_the_same_are_one(tmp_path):
+    path = tmp_path / "plot.svg"
+    run(
+        "sweep", "llama-3.1-70b", "--memory", "20GiB,40GiB", "--max-model-len", "8K", "--grouping",
+        "vllm,compact", "--plot", path, "--plot-column", "num_groups", "-o", tmp_path / "rows.csv",
+    )  # fmt: skip
+    words, lines, points = plotted(path)
+    assert (lines, points) == (1, 2)
+    assert "vllm grouping = compact grouping" in words
+    assert "memory for the KV cache of each GPU" in words
+
+
+def test_what_does_not_fit_is_a_gap():
+    line = Line("a", [(1, 1.0), (2, None), (3, 3.0), (4, 4.0)])
+    svg = draw_lines("t", "", Axis("x", str), Axis("y", str), [line])
+    assert svg.count('class="line"') == 2
+    assert svg.count("<circle") == 3
+
+
+@pytest.mark.parametrize("largest", [1, 3, 7, 10, 999, 131_072, 10**9])
+@pytest.mark.parametrize("is_binary", [True, False])
+def test_ticks_are_few_and_reach_the_end(largest, is_binary):
+    ticks = Axis("x", str, is_binary).ticks(largest)
+    assert ticks[0] == 0
+    assert ticks[-2] < largest <= ticks[-1]
+    assert 3 <= len(ticks) <= 10
 
 
 def test_an_interruption_waits_for_the_chunk(tmp_path):
@@ -166,7 +277,7 @@ def test_an_interruption_waits_for_the_chunk(tmp_path):
                 os.kill(os.getpid(), signal.SIGINT)
             yield chunk
 
-    with RowWriter(tmp_path / "rows.csv", COLUMNS) as writer, pytest.raises(KeyboardInterrupt):
+    with RowWriter(tmp_path / "rows.csv", COLUMN_TYPES) as writer, pytest.raises(KeyboardInterrupt):
         sweep_run.run_chunks(interrupted(), 1, writer.write)
     assert [row["tp"] for row in rows_of(tmp_path / "rows.csv")] == ["1", "2"]
 
@@ -196,6 +307,13 @@ def test_ranges():
         (("gemma-3-27b", "--memory", "1GiB", "--grouping", "compat"), "compact"),
         (("gemma-3-27b", "--memory", "1GiB", "--kv-cache-dtype", "fp9"), "fp8"),
         (("gemma-3-27b", "--memory", "1GiB", "-o", "x.xlsx"), ".csv"),
+        (("gemma-3-27b", "--memory", "1GiB", "--plot", "x.pdf"), ".svg, .html, .png"),
+        (("gemma-3-27b", "--memory", "1GiB", "--plot", "x.svg"), "several numbers"),
+        (
+            ("gemma-3-27b", "--memory", "1GiB:64GiB:1GiB", "--tp", "1:30:1", "--plot", "x.svg"),
+            "30 lines",
+        ),
+        (("gemma-3-27b", "--memory", "1GiB", "--plot-column", "tokens"), "capacity_tokens"),
         (("gemma-3-27b", "--memory", "1GiB", "-o", "/no/such/folder/x.csv"), "/no/such/folder"),
     ],
 )

@@ -1,11 +1,16 @@
 """The commands in the documentation run, in order, and print what it says."""
 
+import importlib.util
 import re
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
-from cli_runner import execute_line, surroundings
+from cli_runner import execute_line, run, surroundings
+
+from kvplan.cli.app import app
+from kvplan.cli.commands import COMMANDS
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.S | re.M)
@@ -43,6 +48,54 @@ def test_commands_print_what_the_page_says(page, tmp_path):
             command,
             printed,
         )
+
+
+def load_script():
+    path = DOCS.parent / "scripts" / "make_cli_docs.py"
+    spec = importlib.util.spec_from_file_location("make_cli_docs", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_option_of_every_command_is_documented():
+    """To mend it: python scripts/make_cli_docs.py."""
+    script = load_script()
+    text = (DOCS / "cli.md").read_text()
+    assert script.updated(text) == text
+    assert script.DEPLOYMENT in script.documented(text)
+    context = click.Context(app)
+    for name in COMMANDS:
+        part = text.partition(f"\n## kvplan {name}\n")[2].partition("\n## ")[0]
+        if "#options-of-a-deployment" in part:
+            part += script.section(script.DEPLOYMENT)
+        for option in app.get_command(context, name).params:
+            if isinstance(option, click.Option):
+                assert option.help, (name, option.name)
+                assert f"| `{option.opts[0]}" in part or f", {option.opts[-1]}" in part, (
+                    name,
+                    option.opts,
+                )
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("map-gemma-3-27b.svg", "map gemma-3-27b --memory 60GiB -o {}"),
+        (
+            "sweep-gemma-3-27b.svg",
+            "sweep gemma-3-27b --memory 40GiB --max-model-len 8K:128K:8K --grouping vllm,compact "
+            "--kv-cache-dtype auto,fp8 --quiet --plot {}",
+        ),
+    ],
+)
+def test_pictures_are_what_the_page_says(tmp_path, name, command):
+    text = (DOCS / "cli.md").read_text()
+    assert command.partition(" --quiet")[0].partition(" -o")[0] in text
+    assert f"](images/{name})" in text
+    result = run(*command.format(tmp_path / name).split())
+    assert result.exit_code == 0, result.stderr
+    assert (tmp_path / name).read_text() == (DOCS / "images" / name).read_text()
 
 
 def matches(printed, documented):
