@@ -72,9 +72,10 @@ def test_every_option_of_every_command_is_documented():
         for option in app.get_command(context, name).params:
             if isinstance(option, click.Option):
                 assert option.help, (name, option.name)
-                assert f"| `{option.opts[0]}" in part or f", {option.opts[-1]}" in part, (
+                spellings = (*option.opts, *option.secondary_opts)
+                assert any(re.search(f"^\\| .*{o}[ `,]", part, re.M) for o in spellings), (
                     name,
-                    option.opts,
+                    spellings,
                 )
 
 
