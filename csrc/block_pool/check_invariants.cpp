@@ -1,17 +1,12 @@
-#include <string>
-#include <vector>
-
 #include "block_pool/block_pool_state.h"
+#include "block_pool/invariant.h"
 #include "kvplan/block_pool.h"
 
 namespace kvplan {
-namespace {
 
-void require(bool condition, const char* what, uint32_t id) {
-  if (condition) return;
-  throw BlockPoolError(std::string("block pool invariant broken: ") + what + " (block or node " +
-                       std::to_string(id) + ")");
-}
+using detail::require;
+
+namespace {
 
 /// Blocks in the free list, in order; stops as soon as links contradict each other.
 size_t check_free_list(const detail::BlockPoolState& s) {
@@ -25,21 +20,6 @@ size_t check_free_list(const detail::BlockPoolState& s) {
     previous = id;
   }
   require(s.free_list.prev(0) == previous, "the free list's end is elsewhere", previous);
-  return length;
-}
-
-/// Length of the ring of equal keys whose oldest is `node`.
-size_t check_ring(const detail::BlockPoolState& s, uint32_t node, size_t max_length) {
-  const detail::CachedKey& key = s.key_at(node);
-  size_t length = 0;
-  uint32_t at = node;
-  do {
-    const detail::CachedKey& other = s.key_at(at);
-    require(other.hash_size != 0 && other.same_as(key), "a ring of equal keys has another key", at);
-    require(s.key_at(other.next_same).prev_same == at, "links of equal keys disagree", at);
-    require(++length <= max_length, "a ring of equal keys does not close", at);
-    at = other.next_same;
-  } while (at != node);
   return length;
 }
 
@@ -75,17 +55,7 @@ void BlockPool::check_invariants() const {
   }
   require(num_free == list_length, "a block without a holder is not in the free list", 0);
 
-  size_t num_reachable = 0;
-  s.index.for_each([&](uint32_t node) {
-    require(node < s.num_blocks + s.secondary_keys.size(), "the index leaves the pool", node);
-    const detail::CachedKey& key = s.key_at(node);
-    const size_t slot = s.index.find(detail::hash_key(key),
-                                     [&](uint32_t other) { return s.key_at(other).same_as(key); });
-    require(slot != detail::HashIndex::kNotFound && s.index.node_at(slot) == node,
-            "a key in the index cannot be found", node);
-    num_reachable += check_ring(s, node, num_keys);
-  });
-  require(num_reachable == num_keys, "blocks have keys that the index does not lead to", 0);
+  s.check_index(num_keys);
 }
 
 }  // namespace kvplan

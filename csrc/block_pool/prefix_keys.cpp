@@ -1,0 +1,230 @@
+#include "block_pool/prefix_keys.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "block_pool/invariant.h"
+
+namespace kvplan::detail {
+
+void check_hash(std::string_view hash) {
+  if (hash.empty() || hash.size() > kMaxBlockHashBytes) [[unlikely]] {
+    throw InvalidArgument("a block hash has 1 to " + std::to_string(kMaxBlockHashBytes) +
+                          " bytes, not " + std::to_string(hash.size()) +
+                          "; choose a prefix caching hash of at most 256 bits, e.g. sha256");
+  }
+}
+
+LookupKey lookup_key(std::string_view hash, PoolGroupId group_id) {
+  check_hash(hash);
+  LookupKey result;
+  result.key.group = static_cast<uint16_t>(group_id);
+  result.key.hash_size = static_cast<uint8_t>(hash.size());
+  std::memcpy(result.key.hash.data(), hash.data(), hash.size());
+  result.hash = hash_key(result.key);
+  return result;
+}
+
+bool PrefixKeys::block_has_key(uint32_t block, const CachedKey& key) const {
+  const BlockRecord& record = records[block];
+  if (!record.has_hash()) return false;
+  if (record.key.same_as(key)) return true;
+  if ((record.key.flags & BlockRecord::kHasSecondary) == 0) return false;
+  const std::vector<uint32_t>& keys = secondary_keys_of.at(block);
+  return std::any_of(keys.begin(), keys.end(),
+                     [&](uint32_t node) { return key_at(node).same_as(key); });
+}
+
+uint32_t PrefixKeys::new_secondary_key(uint32_t block, const CachedKey& key) {
+  uint32_t i;
+  if (unused_secondary_keys.empty()) {
+    i = static_cast<uint32_t>(secondary_keys.size());
+    secondary_keys.push_back({key, block});
+    // So that giving a key back cannot fail.
+    unused_secondary_keys.reserve(secondary_keys.capacity());
+  } else {
+    i = unused_secondary_keys.back();
+    unused_secondary_keys.pop_back();
+    secondary_keys[i] = {key, block};
+  }
+  secondary_keys_of[block].push_back(num_records + i);
+  records[block].key.flags |= BlockRecord::kHasSecondary;
+  return num_records + i;
+}
+
+void PrefixKeys::link_key(uint32_t node, const LookupKey& key) {
+  CachedKey& mine = key_at(node);
+  const size_t slot = find_slot(key);
+  if (slot == HashIndex::kNotFound) {
+    mine.next_same = mine.prev_same = node;
+    index.insert(key.hash, node);
+    return;
+  }
+  const uint32_t oldest = index.node_at(slot);
+  const uint32_t newest = key_at(oldest).prev_same;
+  mine.prev_same = newest;
+  mine.next_same = oldest;
+  key_at(newest).next_same = node;
+  key_at(oldest).prev_same = node;
+}
+
+void PrefixKeys::unlink_key(uint32_t node) {
+  const CachedKey& key = key_at(node);
+  const uint32_t next = key.next_same;
+  if (next == node) {
+    index.erase(index.find(hash_key(key), [&](uint32_t other) { return other == node; }));
+    return;
+  }
+  const size_t slot = index.find(hash_key(key), [&](uint32_t other) { return other == node; });
+  if (slot != HashIndex::kNotFound) index.replace_node(slot, next);
+  key_at(next).prev_same = key.prev_same;
+  key_at(key.prev_same).next_same = next;
+}
+
+void PrefixKeys::insert_key(uint32_t block, const LookupKey& key, int32_t num_tokens) {
+  if (block_has_key(block, key.key)) return;
+  index.reserve_one();
+  BlockRecord& record = records[block];
+  if (record.has_hash()) {
+    link_key(new_secondary_key(block, key.key), key);
+    return;
+  }
+  const uint8_t flags = record.key.flags;
+  record.key = key.key;
+  record.key.flags = flags;
+  record.num_tokens = num_tokens;
+  link_key(block, key);
+}
+
+int64_t PrefixKeys::evict(uint32_t block) {
+  if (!enable_events) return remove_keys(block, [](const CachedKey&) {});
+  return remove_keys(block, [&](const CachedKey& key) {
+    events.push_back({.kind = BlockPoolEvent::Kind::kRemoved,
+                      .group_id = static_cast<PoolGroupId>(key.group),
+                      .hashes = {std::string(key.view())}});
+  });
+}
+
+std::optional<std::string> parent_of(std::string_view parent_hash) {
+  if (parent_hash.empty()) return std::nullopt;
+  return std::string(parent_hash);
+}
+
+namespace {
+
+/// Tokens of the prefix that block `i` of the list completes.
+int64_t tokens_up_to(const FullBlocks& full, size_t i) {
+  return (full.first_block + static_cast<int64_t>(i) + 1) * full.block_size;
+}
+
+}  // namespace
+
+void PrefixKeys::check_full(const FullBlocks& full) const {
+  if (full.hashes.size() < full.blocks.size()) {
+    throw InvalidArgument("cache_full_blocks: " + std::to_string(full.blocks.size()) +
+                          " blocks but " + std::to_string(full.hashes.size()) + " hashes");
+  }
+  if (!full.mask.empty() && full.mask.size() != full.blocks.size()) {
+    throw InvalidArgument("cache_full_blocks: " + std::to_string(full.blocks.size()) +
+                          " blocks but a mask of " + std::to_string(full.mask.size()));
+  }
+  const auto num_blocks = static_cast<int64_t>(full.blocks.size());
+  constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
+  if (full.first_block < 0 || full.first_block > kMaxTokens || full.block_size < 1 ||
+      full.block_size > kMaxTokens || tokens_up_to(full, full.blocks.size()) > kMaxTokens) {
+    throw InvalidArgument("cache_full_blocks: blocks " + std::to_string(full.first_block) + " to " +
+                          std::to_string(full.first_block + num_blocks) + " of " +
+                          std::to_string(full.block_size) +
+                          " tokens are not within the first 2147483647 tokens");
+  }
+}
+
+void PrefixKeys::check_new_hash(const FullBlocks& full, size_t i, const BlockRecord& record) const {
+  check_hash(full.hashes[i]);
+  if (record.has_hash() && (record.num_tokens == BlockRecord::kUnknownTokens ||
+                            record.num_tokens >= tokens_up_to(full, i))) {
+    throw BlockPoolError("cache_full_blocks: block " + std::to_string(full.blocks[i]) +
+                         " already has a hash, which covers " +
+                         (record.num_tokens < 0 ? std::string("an unknown number of")
+                                                : std::to_string(record.num_tokens)) +
+                         " tokens, not fewer than the new one's " +
+                         std::to_string(tokens_up_to(full, i)));
+  }
+}
+
+void PrefixKeys::replace_key(const FullBlocks& full, size_t i, uint32_t block) {
+  BlockRecord& record = records[block];
+  int32_t retired = 0;
+  if (record.has_hash()) {
+    retired = record.num_tokens;
+    evict(block);
+  }
+  insert_key(block, lookup_key(full.hashes[i], full.group_id),
+             static_cast<int32_t>(tokens_up_to(full, i)));
+  record.retired_tokens = retired;
+}
+
+void PrefixKeys::push_stored_event(const FullBlocks& full) {
+  BlockPoolEvent event{.kind = BlockPoolEvent::Kind::kStored,
+                       .group_id = full.group_id,
+                       .block_size = full.block_size,
+                       .parent_hash = parent_of(full.parent_hash)};
+  event.hashes.reserve(full.blocks.size());
+  for (size_t i = 0; i < full.blocks.size(); ++i) {
+    if (!is_skipped(full, i)) event.hashes.emplace_back(full.hashes[i]);
+  }
+  events.push_back(std::move(event));
+}
+
+void PrefixKeys::clear() {
+  index.clear();
+  secondary_keys.clear();
+  unused_secondary_keys.clear();
+  secondary_keys_of.clear();
+  for (uint32_t id = 1; id < num_records; ++id) {
+    // Pages of blocks that were never used stay untouched memory.
+    if (!records[id].has_hash()) continue;
+    records[id].key.hash_size = 0;
+    records[id].retired_tokens = 0;
+    records[id].key.flags &= static_cast<uint8_t>(~BlockRecord::kHasSecondary);
+  }
+  if (enable_events) events.push_back({.kind = BlockPoolEvent::Kind::kCleared});
+}
+
+namespace {
+
+/// Length of the ring of equal keys whose oldest is `node`.
+size_t check_ring(const PrefixKeys& keys, uint32_t node, size_t max_length) {
+  const CachedKey& key = keys.key_at(node);
+  size_t length = 0;
+  uint32_t at = node;
+  do {
+    const CachedKey& other = keys.key_at(at);
+    require(other.hash_size != 0 && other.same_as(key), "a ring of equal keys has another key", at);
+    require(keys.key_at(other.next_same).prev_same == at, "links of equal keys disagree", at);
+    require(++length <= max_length, "a ring of equal keys does not close", at);
+    at = other.next_same;
+  } while (at != node);
+  return length;
+}
+
+}  // namespace
+
+void PrefixKeys::check_index(size_t num_keys) const {
+  size_t num_reachable = 0;
+  index.for_each([&](uint32_t node) {
+    require(node < num_records + secondary_keys.size(), "the index leaves the pool", node);
+    const CachedKey& key = key_at(node);
+    const size_t slot =
+        index.find(hash_key(key), [&](uint32_t other) { return key_at(other).same_as(key); });
+    require(slot != HashIndex::kNotFound && index.node_at(slot) == node,
+            "a key in the index cannot be found", node);
+    num_reachable += check_ring(*this, node, num_keys);
+  });
+  require(num_reachable == num_keys, "blocks have keys that the index does not lead to", 0);
+}
+
+}  // namespace kvplan::detail
