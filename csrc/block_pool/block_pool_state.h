@@ -27,6 +27,7 @@ struct BlockPoolState : BlockMemory, PrefixKeys, OperationState {
   BlockPoolState(uint32_t num_blocks_, BlockPoolOptions options_)
       : BlockMemory(num_blocks_),
         PrefixKeys(record_memory.data(), num_blocks_, options_),
+        OperationState(num_blocks_),
         num_blocks(num_blocks_),
         options(options_),
         free_list(records, num_blocks_),

@@ -28,15 +28,16 @@ struct CachedKey {
 
 /// Everything about one block, in one cache line.
 ///
-/// All-zero memory is a valid initial state: links are stored as distances from the neighbours
-/// `id + 1` and `id - 1`, so zeros are a list of all blocks in order and construction need not
-/// touch them. Record 0 (the null block is never free) is the list's sentinel.
+/// All-zero memory is a valid initial state, so construction need not touch the records. What the
+/// links mean is the list's that the block is in.
 struct alignas(64) BlockRecord {
   static constexpr uint8_t kDetached = 1;      // without a holder, yet not in the free list
   static constexpr uint8_t kHasSecondary = 2;  // there are keys besides `key`
+  static constexpr uint8_t kInUse = 4;         // of a slice: not in a list of free slices
+  static constexpr uint8_t kCounted = 8;       // of a slice: seen by the admission in progress
 
-  uint32_t next_distance;
-  uint32_t prev_distance;
+  uint32_t next_link;
+  uint32_t prev_link;
   int32_t ref_count;
   int32_t num_tokens;      // of the prefix that `key` covers; kUnknownTokens if not told
   int32_t retired_tokens;  // largest boundary that was replaced by a later one; 0: none

@@ -6,8 +6,9 @@
 
 namespace kvplan::detail {
 
-/// Circular doubly linked list over block records; record 0 is the sentinel. Knows links only:
-/// counts and reference counts are the pool's.
+/// Circular doubly linked list over block records; record 0 (the null block is never free) is the
+/// sentinel. Links are distances from the neighbours `id + 1` and `id - 1`, so zeroed records are a
+/// list of all blocks in order. Knows links only: counts and reference counts are the pool's.
 class FreeList {
  public:
   FreeList() = default;
@@ -16,13 +17,13 @@ class FreeList {
     link(num_blocks - 1, 0);
   }
 
-  uint32_t next(uint32_t id) const { return id + 1 + records_[id].next_distance; }
-  uint32_t prev(uint32_t id) const { return id - 1 + records_[id].prev_distance; }
+  uint32_t next(uint32_t id) const { return id + 1 + records_[id].next_link; }
+  uint32_t prev(uint32_t id) const { return id - 1 + records_[id].prev_link; }
   uint32_t first() const { return next(0); }
 
   void link(uint32_t left, uint32_t right) {
-    records_[left].next_distance = right - left - 1;
-    records_[right].prev_distance = left - right + 1;
+    records_[left].next_link = right - left - 1;
+    records_[right].prev_link = left - right + 1;
   }
 
   void remove(uint32_t id) { link(prev(id), next(id)); }

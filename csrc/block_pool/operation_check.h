@@ -14,6 +14,9 @@ namespace kvplan::detail {
 #if KVPLAN_CHECKS
 /// Who is inside a pool.
 struct OperationState {
+  explicit OperationState(uint64_t num_blocks) : check_each(num_blocks <= 4096) {}
+
+  const bool check_each;  // operation; else now and then
   std::atomic<std::thread::id> writer{};
   int writer_depth = 0;
   uint64_t num_operations = 0;
@@ -39,10 +42,9 @@ class OperationCheck {
   /// Verifies all invariants, of a large pool only now and then.
   template <typename Pool>
   void done(const Pool& pool) const {
-    constexpr int64_t kAlwaysUpTo = 4096;
     constexpr uint64_t kEvery = 1024;
     if (state_.writer_depth > 1) return;
-    if (pool.num_blocks() > kAlwaysUpTo && state_.num_operations++ % kEvery != 0) return;
+    if (!state_.check_each && state_.num_operations++ % kEvery != 0) return;
     pool.check_invariants();
   }
 
@@ -50,7 +52,9 @@ class OperationCheck {
   OperationState& state_;
 };
 #else
-struct OperationState {};
+struct OperationState {
+  explicit OperationState(uint64_t) {}
+};
 
 class OperationCheck {
  public:

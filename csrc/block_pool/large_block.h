@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+
+namespace kvplan::detail {
+
+/// A large block of a sliced pool. Slices are named by their number plus one, so that all-zero
+/// memory is a block of the reserve and construction need not touch it.
+struct alignas(64) LargeBlock {
+  enum class AgeList : uint8_t {
+    kNone,   // nothing cached that is free
+    kGroup,  // some slices in use, some cached and free
+    kWhole,  // no slice in use, some cached
+  };
+  struct Links {
+    uint32_t next = 0;
+    uint32_t prev = 0;
+  };
+
+  uint32_t num_used;
+  uint32_t num_cached;    // free slices with a hash
+  uint32_t first_fresh;   // slices from here on were not yet used by this owner; they are empty
+  uint32_t empty_head;    // of the stack of other empty slices
+  uint32_t cached_first;  // list of free slices with a hash, first freed first
+  uint32_t cached_last;
+  uint16_t owner;  // group, if `is_owned`
+  bool is_owned;
+  AgeList age_list;
+  bool is_counted;  // by the admission in progress
+  Links bucket;     // among blocks of the group with an empty slice and as many in use
+  Links age;        // in the list that `age_list` names
+  uint64_t stamp;   // when it came to the end of that list
+};
+static_assert(sizeof(LargeBlock) == 64);
+
+/// A doubly linked list of large blocks, through one of their two links. Block 0 is none.
+template <LargeBlock::Links LargeBlock::*kLinks>
+struct LargeBlockList {
+  uint32_t first = 0;
+  uint32_t last = 0;
+
+  void push_back(LargeBlock* blocks, uint32_t id) {
+    blocks[id].*kLinks = {0, last};
+    (last == 0 ? first : (blocks[last].*kLinks).next) = id;
+    last = id;
+  }
+  void push_front(LargeBlock* blocks, uint32_t id) {
+    blocks[id].*kLinks = {first, 0};
+    (first == 0 ? last : (blocks[first].*kLinks).prev) = id;
+    first = id;
+  }
+  void remove(LargeBlock* blocks, uint32_t id) {
+    const LargeBlock::Links links = blocks[id].*kLinks;
+    (links.prev == 0 ? first : (blocks[links.prev].*kLinks).next) = links.next;
+    (links.next == 0 ? last : (blocks[links.next].*kLinks).prev) = links.prev;
+  }
+};
+
+}  // namespace kvplan::detail

@@ -1,0 +1,335 @@
+#include "block_pool/sliced_block_pool_state.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+namespace kvplan::detail {
+
+namespace {
+
+/// Measured: see "Own slices or whole large blocks" in docs/fragmentation.md.
+constexpr uint32_t kDefaultOwnFirstShare = 16;
+
+uint32_t own_first_limit(uint32_t num_large, const SlicedBlockPoolOptions& options) {
+  if (!options.own_first_below) return num_large / kDefaultOwnFirstShare;
+  return static_cast<uint32_t>(std::clamp<int64_t>(*options.own_first_below, 0, num_large));
+}
+
+}  // namespace
+
+SlicedBlockPoolState::SlicedBlockPoolState(uint32_t num_large_blocks,
+                                           std::span<const int64_t> slices, uint32_t most_slices,
+                                           SlicedBlockPoolOptions options)
+    : SliceMemory(size_t{num_large_blocks} * most_slices),
+      PrefixKeys(
+          record_memory.data(), num_large_blocks * most_slices,
+          {.enable_caching = options.enable_caching, .enable_events = options.enable_events}),
+      OperationState(uint64_t{num_large_blocks} * most_slices),
+      num_large(num_large_blocks),
+      records_per_large(most_slices),
+      enable_caching(options.enable_caching),
+      own_first_below(own_first_limit(num_large_blocks, options)),
+      large_memory(num_large_blocks),
+      large(large_memory.data()),
+      num_free_large(num_large_blocks - 1),
+      admission_new_(slices.size()),
+      admission_free_(slices.size()) {
+  groups.reserve(slices.size());
+  for (const int64_t k : slices) groups.emplace_back(static_cast<uint32_t>(k));
+}
+
+uint32_t SlicedBlockPoolState::checked_group(PoolGroupId group_id) const {
+  const auto group = static_cast<uint32_t>(group_id);
+  if (group >= groups.size()) {
+    throw InvalidArgument("group " + std::to_string(group) + " is not in the pool, which has " +
+                          std::to_string(groups.size()) + " group(s)");
+  }
+  return group;
+}
+
+SliceRef SlicedBlockPoolState::checked_id(uint32_t group, BlockId id, const char* operation) const {
+  const SlicedGroup& g = groups[group];
+  const int64_t num_blocks = int64_t{num_large} * g.slices();
+  const auto first = static_cast<int64_t>(g.slices());
+  if (id != kNullBlock && (id < first || id >= num_blocks)) [[unlikely]] {
+    throw BlockPoolError(std::string(operation) + ": block id " + std::to_string(id) +
+                         " is not in group " + std::to_string(group) + ", which has ids " +
+                         std::to_string(first) + " to " + std::to_string(num_blocks - 1) +
+                         " and the null block 0");
+  }
+  return ref_of(g, id);
+}
+
+SliceRef SlicedBlockPoolState::checked_owned(uint32_t group, BlockId id,
+                                             const char* operation) const {
+  const SliceRef ref = checked_id(group, id, operation);
+  if (id != kNullBlock && !owns(group, ref.large)) [[unlikely]] {
+    throw BlockPoolError(
+        std::string(operation) + ": block " + std::to_string(id) + " of group " +
+        std::to_string(group) + " lies in large block " + std::to_string(ref.large) + ", which " +
+        (large[ref.large].is_owned ? "belongs to group " + std::to_string(large[ref.large].owner)
+                                   : std::string("is in the reserve")));
+  }
+  return ref;
+}
+
+void SlicedBlockPoolState::open(uint32_t l) {
+  const LargeBlock& block = large[l];
+  SlicedGroup& group = groups[block.owner];
+  if (num_empty(l) != 0 && block.num_used + block.num_cached != 0) {
+    auto& bucket = group.buckets[block.num_used];
+    bucket.remove(large, l);
+    if (bucket.first == 0) group.occupied_buckets.erase(block.num_used);
+  }
+  group.num_used -= block.num_used;
+  if (block.num_used == 0) {
+    --num_free_large;
+  } else {
+    group.num_partly_free -= group.slices() - block.num_used;
+  }
+}
+
+void SlicedBlockPoolState::unlist(uint32_t l) {
+  LargeBlock& block = large[l];
+  if (block.age_list == LargeBlock::AgeList::kGroup) groups[block.owner].aged.remove(large, l);
+  if (block.age_list == LargeBlock::AgeList::kWhole) aged_whole.remove(large, l);
+  block.age_list = LargeBlock::AgeList::kNone;
+}
+
+void SlicedBlockPoolState::close(uint32_t l, bool used) {
+  using AgeList = LargeBlock::AgeList;
+  LargeBlock& block = large[l];
+  SlicedGroup& group = groups[block.owner];
+  const AgeList age_list = block.num_cached == 0 ? AgeList::kNone
+                           : block.num_used == 0 ? AgeList::kWhole
+                                                 : AgeList::kGroup;
+  if (age_list != block.age_list || (used && age_list != AgeList::kNone)) {
+    unlist(l);
+    if (age_list == AgeList::kGroup) group.aged.push_back(large, l);
+    if (age_list == AgeList::kWhole) aged_whole.push_back(large, l);
+    block.age_list = age_list;
+    block.stamp = ++clock;
+  }
+  group.num_used += block.num_used;
+  if (block.num_used == 0) {
+    ++num_free_large;
+  } else {
+    group.num_partly_free += group.slices() - block.num_used;
+  }
+  if (block.num_used + block.num_cached == 0) {
+    block = {};
+    returned.push_front(large, l);
+  } else if (num_empty(l) != 0) {
+    auto& bucket = group.buckets[block.num_used];
+    if (bucket.first == 0) group.occupied_buckets.insert(block.num_used);
+    bucket.push_front(large, l);
+  }
+}
+
+uint32_t SlicedBlockPoolState::take_empty(uint32_t l) {
+  LargeBlock& block = large[l];
+  ++block.num_used;
+  if (block.empty_head == 0) return block.first_fresh++;
+  const uint32_t slice = block.empty_head - 1;
+  block.empty_head = record_at({l, slice}).next_link;
+  return slice;
+}
+
+void SlicedBlockPoolState::put_empty(uint32_t l, uint32_t slice) {
+  LargeBlock& block = large[l];
+  record_at({l, slice}).next_link = block.empty_head;
+  block.empty_head = slice + 1;
+}
+
+void SlicedBlockPoolState::take_cached(uint32_t l, uint32_t slice) {
+  LargeBlock& block = large[l];
+  const BlockRecord& record = record_at({l, slice});
+  const uint32_t next = record.next_link;
+  const uint32_t prev = record.prev_link;
+  (prev == 0 ? block.cached_first : record_at({l, prev - 1}).next_link) = next;
+  (next == 0 ? block.cached_last : record_at({l, next - 1}).prev_link) = prev;
+  --block.num_cached;
+}
+
+uint32_t SlicedBlockPoolState::take_oldest_cached(uint32_t l) {
+  const uint32_t slice = large[l].cached_first - 1;
+  take_cached(l, slice);
+  return slice;
+}
+
+void SlicedBlockPoolState::put_cached(uint32_t l, uint32_t slice) {
+  LargeBlock& block = large[l];
+  BlockRecord& record = record_at({l, slice});
+  record.next_link = 0;
+  record.prev_link = block.cached_last;
+  (block.cached_last == 0 ? block.cached_first : record_at({l, block.cached_last - 1}).next_link) =
+      slice + 1;
+  block.cached_last = slice + 1;
+  ++block.num_cached;
+}
+
+int64_t SlicedBlockPoolState::large_blocks_needed(const SlicedGroup& group, int64_t num_new,
+                                                  int64_t num_partly_free) const {
+  const int64_t missing = num_new - num_partly_free;
+  return missing <= 0 ? 0 : (missing - 1) / group.slices() + 1;
+}
+
+int64_t SlicedBlockPoolState::count_admission(std::span<const SliceDemand> demands,
+                                              const char* operation) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    admission_new_[g] = 0;
+    admission_free_[g] = groups[g].num_partly_free;
+  }
+  for (const SliceDemand& demand : demands) {
+    const uint32_t g = checked_group(demand.group_id);
+    if (demand.num_new < 0) {
+      throw InvalidArgument("cannot get " + std::to_string(demand.num_new) + " blocks");
+    }
+    check_touch(g, demand.found, operation);
+    constexpr int64_t kMost = int64_t{1} << 61;  // no pool has as many
+    admission_new_[g] =
+        std::min(admission_new_[g], kMost) + std::min(demand.num_new, kMost);
+  }
+  int64_t left = num_free_large;
+  for (const SliceDemand& demand : demands) {
+    const auto g = static_cast<uint32_t>(demand.group_id);
+    for (const BlockId id : demand.found) {
+      if (id == kNullBlock) continue;
+      const SliceRef ref = ref_of(groups[g], id);
+      BlockRecord& record = record_at(ref);
+      LargeBlock& block = large[ref.large];
+      if (record.ref_count != 0 || (record.key.flags & BlockRecord::kCounted) != 0) continue;
+      record.key.flags |= BlockRecord::kCounted;
+      if (block.num_used == 0 && !block.is_counted) {
+        block.is_counted = true;
+        admission_free_[g] += groups[g].slices();
+        --left;
+      }
+      --admission_free_[g];
+    }
+  }
+  for (const SliceDemand& demand : demands) {
+    for (const BlockId id : demand.found) {
+      const SliceRef ref = ref_of(groups[static_cast<uint32_t>(demand.group_id)], id);
+      record_at(ref).key.flags &= static_cast<uint8_t>(~BlockRecord::kCounted);
+      large[ref.large].is_counted = false;
+    }
+  }
+  for (size_t g = 0; g < groups.size(); ++g) {
+    left -= large_blocks_needed(groups[g], admission_new_[g], admission_free_[g]);
+    if (left < 0) return -1;
+  }
+  return left;
+}
+
+void SlicedBlockPoolState::check_touch(uint32_t group, std::span<const BlockId> blocks,
+                                       const char* operation) const {
+  for (const BlockId id : blocks) {
+    const SliceRef ref = checked_owned(group, id, operation);
+    if (id == kNullBlock) continue;
+    const BlockRecord& record = record_at(ref);
+    if (record.ref_count == 0 && !record.has_hash()) {
+      throw BlockPoolError(std::string(operation) + ": block " + std::to_string(id) + " of group " +
+                           std::to_string(group) + " has no holder and nothing cached");
+    }
+    const auto headroom = std::numeric_limits<int32_t>::max() - record.ref_count;
+    if (std::cmp_less(headroom, blocks.size())) {
+      throw BlockPoolError(std::string(operation) + ": block " + std::to_string(id) + " has " +
+                           std::to_string(record.ref_count) +
+                           " holders, as many as can be counted");
+    }
+  }
+}
+
+void SlicedBlockPoolState::touch(uint32_t group, std::span<const BlockId> blocks) {
+  uint32_t opened = 0;
+  for (const BlockId id : blocks) {
+    if (id == kNullBlock) continue;
+    const SliceRef ref = ref_of(groups[group], id);
+    BlockRecord& record = record_at(ref);
+    if (record.ref_count++ != 0) continue;
+    if (ref.large != opened) {
+      if (opened != 0) close(opened, true);
+      open(ref.large);
+      opened = ref.large;
+    }
+    take_cached(ref.large, ref.slice);
+    record.key.flags |= BlockRecord::kInUse;
+    ++large[ref.large].num_used;
+  }
+  if (opened != 0) close(opened, true);
+}
+
+uint32_t SlicedBlockPoolState::take_reserve(uint32_t group) {
+  uint32_t l = returned.first;
+  if (l != 0) {
+    returned.remove(large, l);
+  } else {
+    l = first_unused++;
+  }
+  large[l].owner = static_cast<uint16_t>(group);
+  large[l].is_owned = true;
+  return l;
+}
+
+void SlicedBlockPoolState::empty_whole(uint32_t l) {
+  open(l);
+  while (large[l].num_cached != 0) evict(record_of({l, take_oldest_cached(l)}));
+  close(l, false);
+}
+
+/// From an open large block.
+void SlicedBlockPoolState::hand_out(uint32_t l, std::span<BlockId> out, bool from_cached) {
+  const auto first = static_cast<BlockId>(l * groups[large[l].owner].slices());
+  for (BlockId& id : out) {
+    uint32_t slice;
+    if (from_cached) {
+      slice = take_oldest_cached(l);
+      evict(record_of({l, slice}));
+      ++large[l].num_used;
+    } else {
+      slice = take_empty(l);
+    }
+    BlockRecord& record = record_at({l, slice});
+    record.ref_count = 1;
+    record.key.flags |= BlockRecord::kInUse;
+    id = first + static_cast<BlockId>(slice);
+  }
+}
+
+void SlicedBlockPoolState::take(uint32_t group, std::span<BlockId> out, int64_t num_others) {
+  SlicedGroup& g = groups[group];
+  while (!out.empty()) {
+    const uint32_t fullest = g.occupied_buckets.highest();
+    const bool any_empty = fullest != HighestBit::kNone;
+    const bool may_take_large = num_free_large > num_others;
+    uint32_t l;
+    bool from_cached = false;
+    if (any_empty && fullest != 0) {
+      l = g.buckets[fullest].first;
+    } else if (const uint32_t own = g.aged.first;
+               own != 0 && (!may_take_large || num_free_large < own_first_below)) {
+      l = own;
+      from_cached = true;
+    } else if (any_empty) {  // a large block that nobody uses and that has room beside what is
+                             // cached
+      l = g.buckets[0].first;
+    } else if (has_reserve()) {
+      l = take_reserve(group);
+    } else if (own != 0 && large[own].stamp < large[aged_whole.first].stamp) {
+      l = own;
+      from_cached = true;
+    } else {
+      empty_whole(aged_whole.first);
+      continue;
+    }
+    open(l);
+    const size_t n = std::min<size_t>(out.size(), from_cached ? large[l].num_cached : num_empty(l));
+    hand_out(l, out.first(n), from_cached);
+    close(l, false);
+    out = out.subspan(n);
+  }
+}
+
+}  // namespace kvplan::detail

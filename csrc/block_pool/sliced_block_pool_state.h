@@ -1,0 +1,125 @@
+#pragma once
+
+#include <vector>
+
+#include "block_pool/block_record.h"
+#include "block_pool/highest_bit.h"
+#include "block_pool/large_block.h"
+#include "block_pool/operation_check.h"
+#include "block_pool/prefix_keys.h"
+#include "block_pool/slice_division.h"
+#include "block_pool/zeroed_array.h"
+#include "kvplan/sliced_block_pool.h"
+
+namespace kvplan::detail {
+
+/// The memory that the keys lie in comes before the keys.
+struct SliceMemory {
+  explicit SliceMemory(size_t num_records) : record_memory(num_records) {}
+  ZeroedArray<BlockRecord> record_memory;
+};
+
+struct SlicedGroup {
+  explicit SlicedGroup(uint32_t slices) : division(slices), occupied_buckets(slices + 1) {
+    buckets.resize(slices + 1);
+  }
+  uint32_t slices() const { return division.divisor(); }
+
+  SliceDivision division;
+  /// Blocks with an empty slice and something else in use or cached, by slices in use.
+  std::vector<LargeBlockList<&LargeBlock::bucket>> buckets;
+  HighestBit occupied_buckets;
+  /// Blocks partly in use that have cached free slices, longest unused first.
+  LargeBlockList<&LargeBlock::age> aged;
+  int64_t num_used = 0;
+  int64_t num_partly_free = 0;  ///< slices not in use, in blocks partly in use
+};
+
+/// A slice of a group, found from its block id.
+struct SliceRef {
+  uint32_t large = 0;
+  uint32_t slice = 0;
+};
+
+struct SlicedBlockPoolState : SliceMemory, PrefixKeys, OperationState {
+  SlicedBlockPoolState(uint32_t num_large_blocks, std::span<const int64_t> slices,
+                       uint32_t most_slices, SlicedBlockPoolOptions options);
+
+  const uint32_t num_large;
+  const uint32_t records_per_large;  // of a slice: large * records_per_large + slice
+  const bool enable_caching;
+  const uint32_t own_first_below;
+  ZeroedArray<LargeBlock> large_memory;
+  LargeBlock* large;
+  std::vector<SlicedGroup> groups;
+
+  // The reserve: large blocks that were given back, and those that were never used.
+  LargeBlockList<&LargeBlock::bucket> returned;
+  uint32_t first_unused = 1;
+  /// Blocks with cached slices only, of all groups, longest unused first.
+  LargeBlockList<&LargeBlock::age> aged_whole;
+  uint32_t num_free_large;  ///< the reserve and `aged_whole`
+  uint64_t clock = 0;
+
+  uint32_t record_of(SliceRef ref) const { return ref.large * records_per_large + ref.slice; }
+  BlockRecord& record_at(SliceRef ref) const { return records[record_of(ref)]; }
+  SliceRef ref_of(const SlicedGroup& group, BlockId id) const {
+    const uint32_t l = group.division.quotient(static_cast<uint32_t>(id));
+    return {l, static_cast<uint32_t>(id) - l * group.slices()};
+  }
+  BlockId id_of_record(const SlicedGroup& group, uint32_t record) const {
+    const uint32_t l = record / records_per_large;
+    return static_cast<BlockId>(l * group.slices() + record % records_per_large);
+  }
+  bool owns(uint32_t group, uint32_t l) const {
+    return large[l].is_owned && large[l].owner == group;
+  }
+  bool has_reserve() const { return returned.first != 0 || first_unused < num_large; }
+
+  /// Throws `InvalidArgument` for a group that the pool does not have.
+  uint32_t checked_group(PoolGroupId group_id) const;
+  /// Throws `BlockPoolError` for an id that is no block of the group; null is one.
+  SliceRef checked_id(uint32_t group, BlockId id, const char* operation) const;
+  /// As above, and for a block whose large block is not the group's.
+  SliceRef checked_owned(uint32_t group, BlockId id, const char* operation) const;
+
+  // Changes of a large block lie between `open` and `close`, which keep lists and sums.
+  void open(uint32_t l);
+  /// `used`: it moves to the end of its age list.
+  void close(uint32_t l, bool used);
+
+  // Inside: one slice more or less.
+  uint32_t take_empty(uint32_t l);
+  uint32_t take_oldest_cached(uint32_t l);
+  void take_cached(uint32_t l, uint32_t slice);
+  void put_empty(uint32_t l, uint32_t slice);
+  void put_cached(uint32_t l, uint32_t slice);
+
+  uint32_t num_empty(uint32_t l) const {
+    const LargeBlock& block = large[l];
+    return groups[block.owner].slices() - block.num_used - block.num_cached;
+  }
+
+  // Allocation.
+  int64_t large_blocks_needed(const SlicedGroup& group, int64_t num_new,
+                              int64_t num_partly_free) const;
+  /// Large blocks left if all demands were met, or negative.
+  int64_t count_admission(std::span<const SliceDemand> demands, const char* operation);
+  void check_touch(uint32_t group, std::span<const BlockId> blocks, const char* operation) const;
+  void touch(uint32_t group, std::span<const BlockId> blocks);
+  /// Fills `out`; may take large blocks as long as `num_others` stay free.
+  void take(uint32_t group, std::span<BlockId> out, int64_t num_others);
+
+ private:
+  void hand_out(uint32_t l, std::span<BlockId> out, bool from_cached);
+  uint32_t take_reserve(uint32_t group);
+  void empty_whole(uint32_t l);
+  void unlist(uint32_t l);
+
+  std::vector<int64_t> admission_new_;   // by group, during an admission
+  std::vector<int64_t> admission_free_;  // by group, during an admission
+
+  friend class kvplan::SlicedBlockPool;
+};
+
+}  // namespace kvplan::detail

@@ -1,0 +1,114 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "block_pool/sliced_block_pool_state.h"
+#include "kvplan/sliced_block_pool.h"
+
+namespace kvplan {
+
+using detail::BlockRecord;
+using detail::OperationCheck;
+using detail::SlicedBlockPoolState;
+using detail::SliceRef;
+
+std::optional<BlockId> SlicedBlockPool::find(std::string_view hash, PoolGroupId group_id) const {
+  const SlicedBlockPoolState& s = *state_;
+  const uint32_t group = s.checked_group(group_id);
+  const uint32_t record = s.find_block(detail::lookup_key(hash, group_id));
+  if (record == 0) return std::nullopt;
+  return s.id_of_record(s.groups[group], record);
+}
+
+bool SlicedBlockPool::find_in_groups(std::string_view hash, std::span<const PoolGroupId> group_ids,
+                                     std::span<BlockId> out) const {
+  for (size_t i = 0; i < group_ids.size(); ++i) {
+    const std::optional<BlockId> block = find(hash, group_ids[i]);
+    if (!block) return false;
+    out[i] = *block;
+  }
+  return true;
+}
+
+int64_t SlicedBlockPool::find_prefix(std::span<const std::string_view> hashes, PoolGroupId group_id,
+                                     std::span<BlockId> out) const {
+  const SlicedBlockPoolState& s = *state_;
+  const detail::SlicedGroup& group = s.groups[s.checked_group(group_id)];
+  const size_t most = std::min(hashes.size(), out.size());
+  return static_cast<int64_t>(
+      s.find_prefix(hashes.first(most), group_id,
+                    [&](size_t i, uint32_t record) { out[i] = s.id_of_record(group, record); }));
+}
+
+void SlicedBlockPool::cache_full_blocks(const FullBlocks& full) {
+  SlicedBlockPoolState& s = *state_;
+  const OperationCheck check(s);
+  const uint32_t group = s.checked_group(full.group_id);
+  s.cache_full(full, [&](BlockId id) -> uint32_t {
+    const SliceRef ref = s.checked_owned(group, id, "cache_full_blocks");
+    if (id == kNullBlock) return 0;
+    const uint32_t record = s.record_of(ref);
+    if (s.records[record].ref_count == 0) [[unlikely]] {
+      throw BlockPoolError("cache_full_blocks: block " + std::to_string(id) + " of group " +
+                           std::to_string(group) + " has no holder");
+    }
+    return record;
+  });
+  check.done(*this);
+}
+
+void SlicedBlockPool::evict_blocks(PoolGroupId group_id, std::span<const BlockId> blocks) {
+  SlicedBlockPoolState& s = *state_;
+  const OperationCheck check(s);
+  const uint32_t group = s.checked_group(group_id);
+  for (const BlockId id : blocks) s.checked_owned(group, id, "evict_blocks");
+  for (const BlockId id : blocks) {
+    const SliceRef ref = s.ref_of(s.groups[group], id);
+    const uint32_t number = s.record_of(ref);
+    BlockRecord& record = s.records[number];
+    if (!record.has_hash()) continue;
+    if (record.ref_count != 0) {
+      s.evict(number);
+      continue;
+    }
+    s.open(ref.large);
+    s.take_cached(ref.large, ref.slice);
+    s.evict(number);
+    s.put_empty(ref.large, ref.slice);
+    s.close(ref.large, false);
+  }
+  check.done(*this);
+}
+
+bool SlicedBlockPool::reset_prefix_cache() {
+  SlicedBlockPoolState& s = *state_;
+  const OperationCheck check(s);
+  if (s.num_free_large != s.num_large - 1) return false;
+  s.clear();
+  while (const uint32_t l = s.aged_whole.first) {
+    s.open(l);
+    s.large[l].num_cached = 0;
+    s.close(l, false);
+  }
+  check.done(*this);
+  return true;
+}
+
+std::vector<BlockPoolEvent> SlicedBlockPool::take_events() {
+  return std::exchange(state_->events, {});
+}
+
+bool SlicedBlockPool::has_events() const noexcept { return !state_->events.empty(); }
+
+std::string_view SlicedBlockPool::block_hash(PoolGroupId group_id, BlockId block) const {
+  const SlicedBlockPoolState& s = *state_;
+  const uint32_t group = s.checked_group(group_id);
+  const SliceRef ref = s.checked_id(group, block, "block_hash");
+  return s.owns(group, ref.large) ? s.record_at(ref).key.view() : std::string_view();
+}
+
+int64_t SlicedBlockPool::num_cached_hashes() const noexcept {
+  return static_cast<int64_t>(state_->index.size());
+}
+
+}  // namespace kvplan

@@ -1,0 +1,148 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kvplan/block_pool.h"
+#include "kvplan/export.h"
+
+namespace kvplan {
+
+namespace detail {
+struct SlicedBlockPoolState;
+}
+
+struct SlicedBlockPoolOptions {
+  bool enable_caching = true;  ///< off: a block that nobody holds any more loses its hash
+  bool enable_events = false;  ///< queue `BlockPoolEvent`s for `take_events`
+  /// While fewer large blocks are free, a group reuses its own cached slices before it takes a
+  /// large block. Unset: a default share of the pool.
+  std::optional<int64_t> own_first_below{};
+};
+
+/// What one request wants of one group.
+struct SliceDemand {
+  PoolGroupId group_id{};
+  std::span<const BlockId> found{};  ///< blocks of the prefix cache to hold, as `touch` does
+  int64_t num_new = 0;               ///< new blocks besides
+};
+
+/// Hands out the blocks of a plan with `grouping="sliced"`, and finds them by hash.
+///
+/// The pool has N large blocks. Group g cuts a large block into k_g slices, which are its blocks:
+/// block `large_id * k_g + slice` of group g. A large block belongs to one group at a time, from
+/// its first slice in use until no slice is in use and none is cached; then it is back in the
+/// reserve that all groups share. Large block 0 is the null block of every group: block 0 is null,
+/// and blocks 1 to k_g - 1 do not exist.
+///
+/// New blocks come, in this order, from
+/// 1. an empty slice of the group's large block that has most slices in use (and an empty one);
+/// 2. the reserve;
+/// 3. what is cached and in nobody's use: the slices of the group's own large blocks that are
+///    partly in use, or a large block of any group that is in nobody's use, which is emptied as a
+///    whole. The large block whose newest use lies furthest back goes first; but while fewer than
+///    `own_first_below` large blocks are free, the group's own slices go first.
+///
+/// A use of a large block is a slice that is freed or found; a slice in use is never evicted.
+///
+/// Every operation either completes or throws `BlockPoolError` / `InvalidArgument` and changes
+/// nothing, also when only the last of many ids is bad. Allocation, release and lookup are O(1) a
+/// block (emptying a large block costs its slices, each once), admission is O(groups); nothing
+/// scans. Memory: 64 bytes a large block and 64 for each of its slices in the group with most
+/// slices, taken at first use, and with caching the index as in `BlockPool`.
+///
+/// One writer, as for `BlockPool`. Events are those of `BlockPool`.
+class KVPLAN_API SlicedBlockPool {
+ public:
+  /// `num_large_blocks` includes the null block. `slices` has k_g for each group g.
+  SlicedBlockPool(int64_t num_large_blocks, std::span<const int64_t> slices,
+                  SlicedBlockPoolOptions options = {});
+  ~SlicedBlockPool();
+  SlicedBlockPool(SlicedBlockPool&&) noexcept;
+  SlicedBlockPool& operator=(SlicedBlockPool&&) noexcept;
+  SlicedBlockPool(const SlicedBlockPool&) = delete;
+  SlicedBlockPool& operator=(const SlicedBlockPool&) = delete;
+
+  int64_t num_large_blocks() const noexcept;
+  int64_t num_groups() const noexcept;
+  /// k_g.
+  int64_t slices(PoolGroupId group_id) const;
+  /// Ids of the group: N * k_g, the null block's among them.
+  int64_t num_blocks(PoolGroupId group_id) const;
+  /// Large blocks without a slice in use: in the reserve, or with cached slices only.
+  int64_t num_free_large_blocks() const noexcept;
+  /// Blocks that the group could get if no other group took any.
+  int64_t num_free_blocks(PoolGroupId group_id) const;
+  int64_t num_used_blocks(PoolGroupId group_id) const;
+  /// The group that a large block belongs to; none in the reserve and for large block 0.
+  std::optional<PoolGroupId> owner(int64_t large_id) const;
+  /// Share of the large blocks with a slice in use, the null block not counted.
+  double usage() const noexcept;
+  /// Share of the pool's bytes in slices in use, the null block not counted: what the requests
+  /// hold. The difference to `usage()` is what lies in large blocks that are partly in use.
+  double slice_usage() const noexcept;
+  bool enable_caching() const noexcept;
+  /// Bytes reserved for records of slices and large blocks, hash index and secondary keys.
+  int64_t memory_bytes() const noexcept;
+
+  // Admission. A group may come in several demands; blocks in `found` are held first.
+
+  /// Whether `allocate` would succeed. Exact. O(groups + blocks found).
+  bool can_allocate(std::span<const SliceDemand> demands) const;
+
+  // Allocation.
+
+  /// Holds what was found and takes the new blocks of all demands, or nothing of either. `out`
+  /// has the new blocks demand by demand.
+  void allocate(std::span<const SliceDemand> demands, std::span<BlockId> out);
+  /// Takes new blocks, all of `out` or none.
+  void get_new_blocks(PoolGroupId group_id, std::span<BlockId> out);
+  std::vector<BlockId> get_new_blocks(PoolGroupId group_id, int64_t num_blocks);
+  /// One more holder for each block, which must have a holder or a hash. Null blocks are skipped.
+  void touch(PoolGroupId group_id, std::span<const BlockId> blocks);
+  /// One holder less for each block; in a large block, cached slices that become free are evicted
+  /// in the order in which they were freed. Null blocks are skipped.
+  void free_blocks(PoolGroupId group_id, std::span<const BlockId> blocks);
+
+  // Prefix cache.
+
+  /// The block first cached under this hash in the group, if any.
+  std::optional<BlockId> find(std::string_view hash, PoolGroupId group_id) const;
+  /// One block for each group, or false if a group has none; `out` is then unspecified.
+  bool find_in_groups(std::string_view hash, std::span<const PoolGroupId> group_ids,
+                      std::span<BlockId> out) const;
+  /// Blocks of the longest prefix of `hashes` that is cached; returns how many of `out` it set.
+  int64_t find_prefix(std::span<const std::string_view> hashes, PoolGroupId group_id,
+                      std::span<BlockId> out) const;
+  /// As `BlockPool::cache_full_blocks`; blocks must be in use.
+  void cache_full_blocks(const FullBlocks& full);
+  /// Drops the hashes of the blocks. Free ones become empty.
+  void evict_blocks(PoolGroupId group_id, std::span<const BlockId> blocks);
+  /// Forgets everything cached. False, and nothing happens, while a block is in use.
+  bool reset_prefix_cache();
+  std::vector<BlockPoolEvent> take_events();
+  bool has_events() const noexcept;
+
+  // State of one block, for observers. An id whose large block is another group's is refused
+  // only by the operations above; here such a block is free and has no hash.
+
+  int32_t ref_count(PoolGroupId group_id, BlockId block) const;
+  bool is_free(PoolGroupId group_id, BlockId block) const;
+  /// A view into the pool: valid until the block loses the hash. Empty if it has none.
+  std::string_view block_hash(PoolGroupId group_id, BlockId block) const;
+  /// Distinct hashes in the prefix cache, of all groups.
+  int64_t num_cached_hashes() const noexcept;
+
+  /// Throws `BlockPoolError` if counts, lists, hash index and slices contradict each other.
+  /// O(slices).
+  void check_invariants() const;
+
+ private:
+  std::unique_ptr<detail::SlicedBlockPoolState> state_;
+};
+
+}  // namespace kvplan
