@@ -1,0 +1,550 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "block_pool_model.h"
+#include "kvplan/sliced_block_pool.h"
+
+/// An obvious sliced pool that looks at everything each time, and a driver that applies one
+/// sequence of operations to it and to the real pool and compares. Shared by a test and a fuzz
+/// target.
+namespace kvplan::testing {
+
+struct ModelDemand {
+  int group = 0;
+  std::vector<int> found{};
+  int num_new = 0;
+};
+
+class SlicedModel {
+ public:
+  struct Slice {
+    int ref_count = 0;
+    std::string hash;
+    int64_t num_tokens = 0;
+  };
+  enum class Ages { kNone, kGroup, kWhole };
+  struct Large {
+    int owner = -1;
+    std::vector<Slice> slices;
+    std::vector<int> unused;  // slices that are empty, the next one last
+    std::vector<int> cached;  // free slices with a hash, first freed first
+    Ages ages = Ages::kNone;
+    uint64_t age = 0;         // when it entered that list
+    uint64_t last_touch = 0;  // of any kind
+    int used() const { return static_cast<int>(slices.size() - unused.size() - cached.size()); }
+  };
+
+  SlicedModel(int num_large, std::vector<int> slices_, bool caching_, int own_first_below_)
+      : slices(std::move(slices_)),
+        caching(caching_),
+        own_first_below(own_first_below_),
+        large(static_cast<size_t>(num_large)) {
+    for (int l = num_large - 1; l >= 1; --l) reserve.push_back(l);
+  }
+
+  int k(int g) const { return slices[static_cast<size_t>(g)]; }
+  int num_large() const { return static_cast<int>(large.size()); }
+  bool exists(int g, int id) const { return id == 0 || (id >= k(g) && id < k(g) * num_large()); }
+  Large& block_of(int g, int id) { return large[static_cast<size_t>(id / k(g))]; }
+  const Large& block_of(int g, int id) const { return large[static_cast<size_t>(id / k(g))]; }
+  bool owned(int g, int id) const {
+    return exists(g, id) && (id == 0 || block_of(g, id).owner == g);
+  }
+  Slice& slice_of(int g, int id) { return block_of(g, id).slices[static_cast<size_t>(id % k(g))]; }
+  /// As seen from outside: free and without a hash if the large block is not the group's.
+  Slice seen(int g, int id) const {
+    if (id == 0 || !owned(g, id)) return {};
+    return block_of(g, id).slices[static_cast<size_t>(id % k(g))];
+  }
+
+  int num_free_large() const {
+    int count = static_cast<int>(reserve.size());
+    for (const Large& b : large) count += b.owner >= 0 && b.used() == 0;
+    return count;
+  }
+  int num_partly_free(int g) const {
+    int count = 0;
+    for (const Large& b : large) {
+      if (b.owner == g && b.used() != 0) count += k(g) - b.used();
+    }
+    return count;
+  }
+  int num_used(int g) const {
+    int count = 0;
+    for (const Large& b : large) count += b.owner == g ? b.used() : 0;
+    return count;
+  }
+  int needed(int g, int num_new) const {
+    const int missing = num_new - num_partly_free(g);
+    return missing <= 0 ? 0 : (missing + k(g) - 1) / k(g);
+  }
+
+  bool can_touch(int g, const std::vector<int>& ids) const {
+    return std::all_of(ids.begin(), ids.end(), [&](int id) {
+      if (!owned(g, id)) return false;
+      const Slice s = seen(g, id);
+      return id == 0 || s.ref_count > 0 || !s.hash.empty();
+    });
+  }
+  bool touch(int g, const std::vector<int>& ids) {
+    if (!can_touch(g, ids)) return false;
+    for (const int id : ids) {
+      if (id == 0 || slice_of(g, id).ref_count++ != 0) continue;
+      std::vector<int>& listed = block_of(g, id).cached;
+      listed.erase(std::find(listed.begin(), listed.end(), id % k(g)));
+      changed(id / k(g), true);
+    }
+    return true;
+  }
+
+  bool free(int g, const std::vector<int>& ids) {
+    std::map<int, int> times;
+    for (const int id : ids) {
+      if (!owned(g, id)) return false;
+      if (id != 0 && ++times[id] > slice_of(g, id).ref_count) return false;
+    }
+    for (const auto& [id, n] : times) slice_of(g, id).ref_count -= n;
+    for (const int id : ids) {
+      if (id == 0 || times.erase(id) == 0 || slice_of(g, id).ref_count != 0) continue;
+      Large& b = block_of(g, id);
+      if (!caching) drop_hash(g, id, true);
+      (slice_of(g, id).hash.empty() ? b.unused : b.cached).push_back(id % k(g));
+      changed(id / k(g), true);
+    }
+    return true;
+  }
+
+  /// Takes blocks until there are `num_new`; leaves `num_others` large blocks to others.
+  std::vector<int> take(int g, int num_new, int num_others) {
+    std::vector<int> out;
+    while (static_cast<int>(out.size()) < num_new) {
+      const bool may_take_large = num_free_large() > num_others;
+      const int roomy = fullest_with_room(g);
+      const int own = oldest(Ages::kGroup, g);
+      const int whole = oldest(Ages::kWhole, -1);
+      int l = 0;
+      bool evict = false;
+      if (roomy != 0 && at(roomy).used() != 0) {
+        l = roomy;
+      } else if (own != 0 && (!may_take_large || num_free_large() < own_first_below)) {
+        l = own;
+        evict = true;
+      } else if (roomy != 0) {
+        l = roomy;
+      } else if (!reserve.empty()) {
+        l = reserve.back();
+        reserve.pop_back();
+        Large& b = at(l);
+        b.owner = g;
+        b.slices.resize(static_cast<size_t>(k(g)));
+        for (int slice = k(g) - 1; slice >= 0; --slice) b.unused.push_back(slice);
+      } else if (own != 0 && (whole == 0 || at(own).age < at(whole).age)) {
+        l = own;
+        evict = true;
+      } else if (whole != 0) {
+        Large& b = at(whole);
+        for (const int slice : b.cached) drop_hash(b.owner, whole * k(b.owner) + slice, true);
+        b.unused.insert(b.unused.end(), b.cached.begin(), b.cached.end());
+        b.cached.clear();
+        changed(whole, false);
+        continue;
+      } else {
+        throw std::logic_error("the model has no block left");
+      }
+      std::vector<int>& from = evict ? at(l).cached : at(l).unused;
+      const int slice = evict ? from.front() : from.back();
+      from.erase(evict ? from.begin() : from.end() - 1);
+      const int id = l * k(g) + slice;
+      drop_hash(g, id, true);
+      slice_of(g, id).ref_count = 1;
+      out.push_back(id);
+      changed(l, false);
+    }
+    return out;
+  }
+
+  bool fits(const std::vector<ModelDemand>& demands) const {
+    SlicedModel after = *this;
+    std::map<int, int> wanted;
+    for (const ModelDemand& d : demands) {
+      after.touch(d.group, d.found);
+      wanted[d.group] += d.num_new;
+    }
+    int left = after.num_free_large();
+    for (const auto& [g, n] : wanted) left -= after.needed(g, n);
+    return left >= 0;
+  }
+
+  std::optional<std::vector<int>> allocate(const std::vector<ModelDemand>& demands) {
+    for (const ModelDemand& d : demands) {
+      if (!can_touch(d.group, d.found)) return std::nullopt;
+    }
+    if (!fits(demands)) return std::nullopt;
+    std::map<int, int> wanted;
+    for (const ModelDemand& d : demands) {
+      touch(d.group, d.found);
+      wanted[d.group] += d.num_new;
+    }
+    std::vector<int> out;
+    for (const ModelDemand& d : demands) {
+      int others = 0;
+      for (const auto& [g, n] : wanted) others += g == d.group ? 0 : needed(g, n);
+      for (const int id : take(d.group, d.num_new, others)) out.push_back(id);
+      wanted[d.group] -= d.num_new;
+    }
+    return out;
+  }
+
+  bool cache_full(int g, const std::vector<int>& ids, const std::vector<std::string>& hashes,
+                  int64_t first, int64_t block_size, const std::vector<uint8_t>& mask) {
+    const auto skip = [&](size_t i) { return ids[i] == 0 || (!mask.empty() && !mask[i]); };
+    const auto tokens = [&](size_t i) {
+      return (first + static_cast<int64_t>(i) + 1) * block_size;
+    };
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (!owned(g, ids[i]) || (ids[i] != 0 && slice_of(g, ids[i]).ref_count == 0)) return false;
+      if (skip(i)) continue;
+      const Slice& s = slice_of(g, ids[i]);
+      if (!s.hash.empty() && s.num_tokens >= tokens(i)) return false;
+    }
+    BlockPoolEvent stored{.kind = BlockPoolEvent::Kind::kStored,
+                          .group_id = PoolGroupId{static_cast<uint16_t>(g)},
+                          .block_size = block_size};
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (skip(i)) continue;
+      drop_hash(g, ids[i], true);
+      slice_of(g, ids[i]).hash = hashes[i];
+      slice_of(g, ids[i]).num_tokens = tokens(i);
+      cached[{hashes[i], g}].push_back(ids[i]);
+      stored.hashes.push_back(hashes[i]);
+    }
+    if (!ids.empty()) events.push_back(stored);
+    return true;
+  }
+
+  bool evict(int g, const std::vector<int>& ids) {
+    for (const int id : ids) {
+      if (!owned(g, id)) return false;
+    }
+    for (const int id : ids) {
+      if (id == 0 || !owned(g, id) || slice_of(g, id).hash.empty()) continue;
+      drop_hash(g, id, true);
+      if (slice_of(g, id).ref_count != 0) continue;
+      Large& b = block_of(g, id);
+      b.cached.erase(std::find(b.cached.begin(), b.cached.end(), id % k(g)));
+      b.unused.push_back(id % k(g));
+      changed(id / k(g), false);
+    }
+    return true;
+  }
+
+  bool reset() {
+    if (num_free_large() + 1 != num_large()) return false;
+    events.push_back({.kind = BlockPoolEvent::Kind::kCleared});
+    cached.clear();
+    while (const int l = oldest(Ages::kWhole, -1)) {
+      at(l) = {};
+      reserve.push_back(l);
+    }
+    return true;
+  }
+
+  std::vector<int> slices;
+  bool caching;
+  int own_first_below;
+  std::vector<Large> large;
+  std::vector<int> reserve;  // the next one last
+  std::map<std::pair<std::string, int>, std::vector<int>> cached;
+  std::vector<BlockPoolEvent> events;
+
+ private:
+  Large& at(int l) { return large[static_cast<size_t>(l)]; }
+
+  int fullest_with_room(int g) {
+    int best = 0;
+    for (int l = 1; l < num_large(); ++l) {
+      const Large& b = at(l);
+      if (b.owner != g || b.unused.empty()) continue;
+      if (best == 0 ||
+          std::pair(b.used(), b.last_touch) > std::pair(at(best).used(), at(best).last_touch)) {
+        best = l;
+      }
+    }
+    return best;
+  }
+  int oldest(Ages ages, int g) {
+    int best = 0;
+    for (int l = 1; l < num_large(); ++l) {
+      const Large& b = at(l);
+      if (b.ages != ages || (g >= 0 && b.owner != g)) continue;
+      if (best == 0 || b.age < at(best).age) best = l;
+    }
+    return best;
+  }
+
+  void drop_hash(int g, int id, bool with_event) {
+    Slice& s = slice_of(g, id);
+    if (s.hash.empty()) return;
+    if (with_event) {
+      events.push_back({.kind = BlockPoolEvent::Kind::kRemoved,
+                        .group_id = PoolGroupId{static_cast<uint16_t>(g)},
+                        .hashes = {s.hash}});
+    }
+    std::vector<int>& holders = cached[{s.hash, g}];
+    holders.erase(std::find(holders.begin(), holders.end(), id));
+    if (holders.empty()) cached.erase({s.hash, g});
+    s.hash.clear();
+  }
+
+  /// After something happened in a large block.
+  void changed(int l, bool used) {
+    Large& b = at(l);
+    const Ages ages = b.cached.empty() ? Ages::kNone : b.used() == 0 ? Ages::kWhole : Ages::kGroup;
+    b.last_touch = ++clock_;
+    if (ages != b.ages || (used && ages != Ages::kNone)) b.age = ++clock_;
+    b.ages = ages;
+    if (b.used() == 0 && b.cached.empty()) {
+      b = {};
+      reserve.push_back(l);
+    }
+  }
+
+  uint64_t clock_ = 0;
+};
+
+class SlicedPoolDriver {
+ public:
+  SlicedPoolDriver(int num_large, const std::vector<int>& slices, bool enable_caching,
+                   int own_first_below)
+      : model_(num_large, slices, enable_caching, own_first_below),
+        pool_(num_large, std::vector<int64_t>(slices.begin(), slices.end()),
+              {.enable_caching = enable_caching,
+               .enable_events = true,
+               .own_first_below = own_first_below}) {}
+
+  /// Applies one operation to both; throws `std::logic_error` on a difference. `thorough`: the
+  /// whole state is compared after it.
+  void step(ByteSource& in, bool thorough) {
+    const int g = in.below(num_groups());
+    const PoolGroupId group{static_cast<uint16_t>(g)};
+    switch (in.below(16)) {
+      case 0:
+      case 1: {
+        const int n = in.below(2 * model_.k(g) + 3);
+        const bool ok = model_.fits({{.group = g, .num_new = n}});
+        std::vector<BlockId> ids(static_cast<size_t>(n), -7);
+        compare_outcome("get_new_blocks", ok, [&] { pool_.get_new_blocks(group, ids); });
+        if (ok) compare_ids(model_.take(g, n, 0), ids);
+        break;
+      }
+      case 2:
+      case 3:
+      case 4:
+        allocate(in);
+        break;
+      case 5:
+      case 6: {
+        const std::vector<int> ids = choose_ids(in, g);
+        compare_outcome("free_blocks", model_.free(g, ids), [&] { pool_.free_blocks(group, ids); });
+        break;
+      }
+      case 7:
+      case 8: {
+        const std::vector<int> ids = held_ids(in, g);
+        compare_outcome("free_blocks", model_.free(g, ids), [&] { pool_.free_blocks(group, ids); });
+        break;
+      }
+      case 9: {
+        const std::vector<int> ids = in.below(2) ? choose_ids(in, g) : cached_ids(in, g);
+        compare_outcome("touch", model_.touch(g, ids), [&] { pool_.touch(group, ids); });
+        break;
+      }
+      case 10: {
+        const std::vector<int> ids = in.below(2) ? choose_ids(in, g) : cached_ids(in, g);
+        // An early id may give the large block of a later one back, which is no error.
+        compare_outcome("evict_blocks", model_.evict(g, ids),
+                        [&] { pool_.evict_blocks(group, ids); });
+        break;
+      }
+      case 11:
+      case 12:
+      case 13:
+      case 14:
+        cache_full(in, g);
+        break;
+      default:
+        reset(in);
+    }
+    if (thorough) compare();
+  }
+
+ private:
+  static constexpr int kBlockSize = 4;
+
+  int num_groups() const { return static_cast<int>(model_.slices.size()); }
+  static void fail(const std::string& what) {
+    throw std::logic_error("sliced pool differs: " + what);
+  }
+
+  template <typename Operation>
+  void compare_outcome(const char* name, bool expected, Operation&& operation) {
+    bool ok = true;
+    try {
+      operation();
+    } catch (const Error&) {
+      ok = false;
+    }
+    if (ok != expected) fail(std::string(name) + (ok ? " succeeded" : " was refused"));
+  }
+  void compare_ids(const std::vector<int>& expected, const std::vector<BlockId>& ids) {
+    if (expected != ids) fail("other blocks were allocated");
+  }
+
+  /// Any ids, a few of them of no block.
+  std::vector<int> choose_ids(ByteSource& in, int g) {
+    std::vector<int> ids;
+    for (int n = in.below(6); n > 0; --n) ids.push_back(in.below(model_.k(g) * model_.num_large()));
+    if (in.below(16) == 0) ids.push_back(in.below(2) ? -1 : model_.k(g) * model_.num_large());
+    return ids;
+  }
+  template <typename Wanted>
+  std::vector<int> some(ByteSource& in, int g, Wanted&& wanted) {
+    std::vector<int> all;
+    for (int id = model_.k(g); id < model_.k(g) * model_.num_large(); ++id) {
+      if (wanted(model_.seen(g, id))) all.push_back(id);
+    }
+    std::vector<int> ids;
+    for (int n = in.below(10); n > 0 && !all.empty(); --n) {
+      ids.push_back(in.below(12) == 0 ? 0 : all[in.below(static_cast<int>(all.size()))]);
+    }
+    return ids;
+  }
+  std::vector<int> held_ids(ByteSource& in, int g) {
+    return some(in, g, [](const SlicedModel::Slice& s) { return s.ref_count > 0; });
+  }
+  std::vector<int> cached_ids(ByteSource& in, int g) {
+    return some(in, g, [](const SlicedModel::Slice& s) { return !s.hash.empty(); });
+  }
+
+  void allocate(ByteSource& in) {
+    std::vector<ModelDemand> demands;
+    for (int n = in.below(4); n >= 0; --n) {
+      ModelDemand d{.group = in.below(num_groups())};
+      if (in.below(3) == 0) d.found = cached_ids(in, d.group);
+      if (in.below(24) == 0) d.found.push_back(in.below(model_.k(d.group) * model_.num_large()));
+      d.num_new = in.below(model_.k(d.group) + 2);
+      demands.push_back(std::move(d));
+    }
+    std::vector<SliceDemand> real;
+    size_t total = 0;
+    for (const ModelDemand& d : demands) {
+      real.push_back({.group_id = PoolGroupId{static_cast<uint16_t>(d.group)},
+                      .found = d.found,
+                      .num_new = d.num_new});
+      total += static_cast<size_t>(d.num_new);
+    }
+    bool admitted = false;
+    try {
+      admitted = pool_.can_allocate(real);
+    } catch (const Error&) {
+    }
+    const std::optional<std::vector<int>> expected = model_.allocate(demands);
+    if (admitted != expected.has_value()) fail("can_allocate answered otherwise");
+    std::vector<BlockId> ids(total, -7);
+    compare_outcome("allocate", expected.has_value(), [&] { pool_.allocate(real, ids); });
+    if (expected) compare_ids(*expected, ids);
+  }
+
+  void cache_full(ByteSource& in, int g) {
+    const std::vector<int> ids = in.below(6) == 0 ? choose_ids(in, g) : held_ids(in, g);
+    std::vector<std::string> hashes;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const int value = in.below(64);
+      hashes.emplace_back(1 + static_cast<size_t>(value) % 32, static_cast<char>('0' + value));
+    }
+    std::vector<int> distinct = ids;
+    std::sort(distinct.begin(), distinct.end());
+    distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+    if (distinct.size() != ids.size()) return;
+    const std::vector<std::string_view> views(hashes.begin(), hashes.end());
+    std::vector<uint8_t> mask;
+    if (in.below(3) == 0) {
+      for (size_t i = 0; i < ids.size(); ++i) mask.push_back(static_cast<uint8_t>(in.below(2)));
+    }
+    const int first = in.below(8);
+    compare_outcome("cache_full_blocks", model_.cache_full(g, ids, hashes, first, kBlockSize, mask),
+                    [&] {
+                      pool_.cache_full_blocks({.blocks = ids,
+                                               .hashes = views,
+                                               .first_block = first,
+                                               .block_size = kBlockSize,
+                                               .group_id = PoolGroupId{static_cast<uint16_t>(g)},
+                                               .mask = mask});
+                    });
+  }
+
+  void reset(ByteSource& in) {
+    if (in.below(6) != 0) return;
+    if (in.below(3) != 0) {
+      for (int g = 0; g < num_groups(); ++g) {
+        std::vector<int> held;
+        for (int id = model_.k(g); id < model_.k(g) * model_.num_large(); ++id) {
+          held.insert(held.end(), static_cast<size_t>(model_.seen(g, id).ref_count), id);
+        }
+        model_.free(g, held);
+        pool_.free_blocks(PoolGroupId{static_cast<uint16_t>(g)}, held);
+      }
+    }
+    if (in.below(2) == 0) return;
+    if (pool_.reset_prefix_cache() != model_.reset()) fail("reset_prefix_cache answered otherwise");
+  }
+
+  void compare() {
+    pool_.check_invariants();
+    if (pool_.num_free_large_blocks() != model_.num_free_large()) fail("free large blocks");
+    for (int l = 0; l < model_.num_large(); ++l) {
+      const std::optional<PoolGroupId> owner = pool_.owner(l);
+      const int expected = model_.large[static_cast<size_t>(l)].owner;
+      if ((owner ? static_cast<int>(*owner) : -1) != expected) {
+        fail("owner of " + std::to_string(l));
+      }
+    }
+    for (int g = 0; g < num_groups(); ++g) {
+      const PoolGroupId group{static_cast<uint16_t>(g)};
+      if (pool_.num_used_blocks(group) != model_.num_used(g)) fail("used blocks");
+      if (pool_.num_free_blocks(group) !=
+          model_.num_partly_free(g) + model_.num_free_large() * model_.k(g)) {
+        fail("free blocks");
+      }
+      for (int id = model_.k(g); id < model_.k(g) * model_.num_large(); ++id) {
+        const SlicedModel::Slice expected = model_.seen(g, id);
+        if (pool_.ref_count(group, id) != expected.ref_count) {
+          fail("holders of " + std::to_string(id));
+        }
+        if (pool_.block_hash(group, id) != expected.hash) fail("hash of " + std::to_string(id));
+      }
+    }
+    if (pool_.num_cached_hashes() != static_cast<int64_t>(model_.cached.size())) {
+      fail("number of cached hashes");
+    }
+    for (const auto& [key, holders] : model_.cached) {
+      if (pool_.find(key.first, PoolGroupId{static_cast<uint16_t>(key.second)}) !=
+          holders.front()) {
+        fail("block found for hash " + key.first);
+      }
+    }
+    if (pool_.take_events() != std::exchange(model_.events, {})) fail("events");
+  }
+
+  SlicedModel model_;
+  SlicedBlockPool pool_;
+};
+
+}  // namespace kvplan::testing
