@@ -42,6 +42,7 @@ __all__: list[str] = [
     "PlanningConfig",
     "RSWASpec",
     "SinkFullAttentionSpec",
+    "SlicedBlockPool",
     "SlidingWindowMLASpec",
     "SlidingWindowSpec",
     "UniformTypeKVCacheSpecs",
@@ -1059,6 +1060,166 @@ class BlockPool:
     def usage(self) -> float:
         """
         Share of num_blocks - 1 in use; 0 for a pool of one block.
+        """
+
+class SlicedBlockPool:
+    """
+    Hands out the blocks of a plan with grouping="sliced" and finds them by hash.
+
+    Group g cuts each of the pool's large blocks into slices[g] slices, which are its blocks: block
+    large_id * slices[g] + slice. A large block belongs to one group at a time. Large block 0 is the
+    null block of every group, so block 0 is null and blocks 1 to slices[g] - 1 do not exist.
+
+    Block ids are int32 numpy arrays, one call a request; null blocks are skipped wherever ids are
+    taken. Every call completes, or raises BlockPoolError (a ValueError) and changes nothing. Hashes
+    are 1 to 32 bytes. One writer: calls must not overlap.
+
+    num_large_blocks: large blocks of the pool, the null block included; a plan's num_blocks.
+    slices: slices of a large block, for each group.
+    enable_caching: off, a block that nobody holds any more loses its hash.
+    enable_events: queue changes of the prefix cache for take_events().
+    own_first_below: while fewer large blocks are free, a group reuses its own cached slices before it
+    takes a large block; None: a sixteenth of the pool.
+    """
+    def __init__(
+        self,
+        num_large_blocks: int,
+        slices: collections.abc.Sequence[int],
+        *,
+        enable_caching: bool = True,
+        enable_events: bool = False,
+        own_first_below: int | None = None,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def allocate(
+        self,
+        num_new: collections.abc.Sequence[int],
+        found: collections.abc.Sequence[typing.Any] | None = None,
+    ) -> list:
+        """
+        Holds the blocks found in the prefix cache and takes new ones, all or nothing.
+
+        num_new: new blocks of each group. found: block ids of each group.
+        Returns the new ids of each group, as int32 arrays of shape (num_new[g],).
+        """
+    def block_hash(self, block_id: int, group_id: int) -> typing.Any:
+        """
+        The hash of a block, or None.
+        """
+    def cache_full_blocks(
+        self,
+        block_ids: typing.Any,
+        hashes: typing.Any,
+        block_size: int,
+        group_id: int,
+        *,
+        first_block: int = 0,
+        parent_hash: bytes | None = None,
+        mask: collections.abc.Sequence[bool] | None = None,
+    ) -> None:
+        """
+        Makes full blocks in use reachable by their hashes, one per block.
+
+        block_size: tokens. first_block: index of block_ids[0] within the request.
+        parent_hash: hash of the block before. mask: one bool per block, False leaves it out.
+        """
+    def can_allocate(
+        self,
+        num_new: collections.abc.Sequence[int],
+        found: collections.abc.Sequence[typing.Any] | None = None,
+    ) -> bool:
+        """
+        Whether allocate() would succeed; exact, in O(groups + blocks found).
+        """
+    def check_invariants(self) -> None:
+        """
+        Raises BlockPoolError if the pool contradicts itself. O(slices).
+        """
+    def evict_blocks(self, block_ids: typing.Any, group_id: int) -> None:
+        """
+        Drops the hashes of the blocks.
+        """
+    def free_blocks(self, block_ids: typing.Any, group_id: int) -> None:
+        """
+        One holder less for each block. Within a large block, cached slices that become free
+        are evicted in the order given.
+        """
+    def get_cached_block(
+        self, block_hash: bytes, group_ids: collections.abc.Sequence[int]
+    ) -> typing.Any:
+        """
+        One block per group, as int32 array, or None if a group has none.
+        """
+    def get_cached_prefix(self, hashes: typing.Any, group_id: int) -> numpy.ndarray:
+        """
+        Blocks of the longest cached prefix of hashes, as int32 array. hashes: list of bytes,
+        or uint8 array of shape (n, bytes).
+        """
+    def get_new_blocks(self, num_blocks: int, group_id: int) -> numpy.ndarray:
+        """
+        New blocks of the group, as int32 array of shape (num_blocks,); all or none.
+        """
+    def num_blocks(self, group_id: int) -> int:
+        """
+        Ids of the group: num_large_blocks * slices, the null block's among them.
+        """
+    def num_free_blocks(self, group_id: int) -> int:
+        """
+        Blocks that the group could get if no other group took any.
+        """
+    def num_used_blocks(self, group_id: int) -> int: ...
+    def owner(self, large_id: int) -> int | None:
+        """
+        The group that a large block belongs to; None in the reserve and for large block 0.
+        """
+    def ref_counts(self, block_ids: typing.Any, group_id: int) -> numpy.ndarray:
+        """
+        Holders of each block, int32.
+        """
+    def reset_prefix_cache(self) -> bool:
+        """
+        Forgets everything cached; False, and nothing happens, while a block is in use.
+        """
+    def take_events(self) -> list[BlockPoolEvent]:
+        """
+        Queued events, oldest first.
+        """
+    def touch(self, block_ids: typing.Any, group_id: int) -> None:
+        """
+        One more holder for each block, which must have a holder or a hash.
+        """
+    @property
+    def enable_caching(self) -> bool: ...
+    @property
+    def memory_bytes(self) -> int:
+        """
+        Bytes reserved for records and hash index.
+        """
+    @property
+    def num_cached_hashes(self) -> int: ...
+    @property
+    def num_free_large_blocks(self) -> int:
+        """
+        Large blocks without a slice in use.
+        """
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def num_large_blocks(self) -> int: ...
+    @property
+    def slice_usage(self) -> float:
+        """
+        Share of the bytes of num_large_blocks - 1 in slices in use.
+        """
+    @property
+    def slices(self) -> list[int]:
+        """
+        Slices of a large block, for each group.
+        """
+    @property
+    def usage(self) -> float:
+        """
+        Share of num_large_blocks - 1 with a slice in use.
         """
 
 class VllmBlockPool:

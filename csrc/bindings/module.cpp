@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, m) {
   kvplan::bindings::bind_check(m);
   kvplan::bindings::bind_frontier(m);
   kvplan::bindings::bind_block_pool(m);
+  kvplan::bindings::bind_sliced_block_pool(m);
   kvplan::bindings::bind_vllm_block_pool(m);
   kvplan::bindings::bind_vllm_planning(m);
 }

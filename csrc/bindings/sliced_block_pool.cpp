@@ -1,0 +1,260 @@
+#include "kvplan/sliced_block_pool.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/block_arrays.h"
+
+namespace kvplan::bindings {
+namespace {
+
+py::array get_new_blocks(SlicedBlockPool& pool, int64_t num_blocks, int64_t group_id) {
+  const PoolGroupId group = to_group(group_id);
+  // A request that is refused is refused before an array is made for it.
+  if (num_blocks < 0 || num_blocks > pool.num_free_blocks(group)) {
+    pool.get_new_blocks(group, num_blocks);
+  }
+  IdArray ids(num_blocks);
+  pool.get_new_blocks(group, std::span(ids.mutable_data(), static_cast<size_t>(num_blocks)));
+  return ids;
+}
+
+/// One demand per group, and the arrays that they refer to.
+struct Demands {
+  Demands(const SlicedBlockPool& pool, const std::vector<int64_t>& num_new,
+          const std::optional<std::vector<py::object>>& found) {
+    const auto num_groups = static_cast<size_t>(pool.num_groups());
+    if (num_new.size() != num_groups || (found && found->size() != num_groups)) {
+      throw InvalidArgument(
+          "the pool has " + std::to_string(num_groups) + " groups, but there are " +
+          std::to_string(num_new.size()) + " numbers of new blocks" +
+          (found ? " and " + std::to_string(found->size()) + " lists of found ones"
+                 : std::string()));
+    }
+    for (size_t g = 0; g < num_groups; ++g) {
+      if (found) arrays.push_back(to_ids((*found)[g]));
+      list.push_back({.group_id = to_group(static_cast<int64_t>(g)),
+                      .found = found ? span_of(arrays.back()) : std::span<const BlockId>(),
+                      .num_new = num_new[g]});
+    }
+  }
+
+  std::vector<IdArray> arrays;
+  std::vector<SliceDemand> list;
+};
+
+bool can_allocate(const SlicedBlockPool& pool, const std::vector<int64_t>& num_new,
+                  const std::optional<std::vector<py::object>>& found) {
+  return pool.can_allocate(Demands(pool, num_new, found).list);
+}
+
+py::list allocate(SlicedBlockPool& pool, const std::vector<int64_t>& num_new,
+                  const std::optional<std::vector<py::object>>& found) {
+  const Demands demands(pool, num_new, found);
+  // What is refused is refused before memory is reserved for it.
+  if (!pool.can_allocate(demands.list)) pool.allocate(demands.list, {});
+  size_t total = 0;
+  for (const SliceDemand& demand : demands.list) total += static_cast<size_t>(demand.num_new);
+  std::vector<BlockId> ids(total);
+  pool.allocate(demands.list, ids);
+  py::list result;
+  std::span<const BlockId> rest = ids;
+  for (const SliceDemand& demand : demands.list) {
+    result.append(to_array(rest.first(static_cast<size_t>(demand.num_new))));
+    rest = rest.subspan(static_cast<size_t>(demand.num_new));
+  }
+  return result;
+}
+
+py::object get_cached_block(const SlicedBlockPool& pool, const py::bytes& hash,
+                            const std::vector<int64_t>& group_ids) {
+  std::vector<PoolGroupId> groups;
+  for (const int64_t group_id : group_ids) groups.push_back(to_group(group_id));
+  IdArray ids(static_cast<py::ssize_t>(groups.size()));
+  if (!pool.find_in_groups(Hashes::bytes_view(hash), groups,
+                           std::span(ids.mutable_data(), groups.size()))) {
+    return py::none();
+  }
+  return ids;
+}
+
+py::array get_cached_prefix(const SlicedBlockPool& pool, const py::object& hashes,
+                            int64_t group_id) {
+  const Hashes wanted(hashes);
+  std::vector<BlockId> found(wanted.views().size());
+  const int64_t n = pool.find_prefix(wanted.views(), to_group(group_id), found);
+  return to_array(std::span(found).first(static_cast<size_t>(n)));
+}
+
+void cache_full_blocks(SlicedBlockPool& pool, const py::object& block_ids, const py::object& hashes,
+                       int64_t block_size, int64_t group_id, int64_t first_block,
+                       const std::optional<py::bytes>& parent_hash,
+                       const std::optional<std::vector<bool>>& mask) {
+  const IdArray ids = to_ids(block_ids);
+  const Hashes hash_list(hashes);
+  std::vector<uint8_t> mask_bytes;
+  if (mask) mask_bytes.assign(mask->begin(), mask->end());
+  if (mask && mask_bytes.empty() && ids.size() != 0) {
+    throw InvalidArgument("cache_full_blocks: the mask is empty");
+  }
+  pool.cache_full_blocks({.blocks = span_of(ids),
+                          .hashes = hash_list.views(),
+                          .first_block = first_block,
+                          .block_size = block_size,
+                          .group_id = to_group(group_id),
+                          .parent_hash = optional_view(parent_hash),
+                          .mask = mask_bytes});
+}
+
+py::array ref_counts(const SlicedBlockPool& pool, const py::object& block_ids, int64_t group_id) {
+  const IdArray ids = to_ids(block_ids);
+  py::array_t<int32_t> counts(ids.size());
+  for (py::ssize_t i = 0; i < ids.size(); ++i) {
+    counts.mutable_data()[i] = pool.ref_count(to_group(group_id), ids.data()[i]);
+  }
+  return counts;
+}
+
+py::object block_hash(const SlicedBlockPool& pool, BlockId block_id, int64_t group_id) {
+  const std::string_view hash = pool.block_hash(to_group(group_id), block_id);
+  if (hash.empty()) return py::none();
+  return py::bytes(hash.data(), hash.size());
+}
+
+std::vector<int64_t> slices(const SlicedBlockPool& pool) {
+  std::vector<int64_t> result;
+  for (int64_t g = 0; g < pool.num_groups(); ++g) result.push_back(pool.slices(to_group(g)));
+  return result;
+}
+
+std::optional<int64_t> owner(const SlicedBlockPool& pool, int64_t large_id) {
+  const std::optional<PoolGroupId> group = pool.owner(large_id);
+  if (!group) return std::nullopt;
+  return static_cast<int64_t>(*group);
+}
+
+}  // namespace
+
+void bind_sliced_block_pool(py::module_& m) {
+  py::class_<SlicedBlockPool>(
+      m, "SlicedBlockPool",
+      R"(Hands out the blocks of a plan with grouping="sliced" and finds them by hash.
+
+Group g cuts each of the pool's large blocks into slices[g] slices, which are its blocks: block
+large_id * slices[g] + slice. A large block belongs to one group at a time. Large block 0 is the
+null block of every group, so block 0 is null and blocks 1 to slices[g] - 1 do not exist.
+
+Block ids are int32 numpy arrays, one call a request; null blocks are skipped wherever ids are
+taken. Every call completes, or raises BlockPoolError (a ValueError) and changes nothing. Hashes
+are 1 to 32 bytes. One writer: calls must not overlap.
+
+num_large_blocks: large blocks of the pool, the null block included; a plan's num_blocks.
+slices: slices of a large block, for each group.
+enable_caching: off, a block that nobody holds any more loses its hash.
+enable_events: queue changes of the prefix cache for take_events().
+own_first_below: while fewer large blocks are free, a group reuses its own cached slices before it
+takes a large block; None: a sixteenth of the pool.)")
+      .def(py::init([](int64_t num_large_blocks, const std::vector<int64_t>& slices,
+                       bool enable_caching, bool enable_events,
+                       std::optional<int64_t> own_first_below) {
+             return SlicedBlockPool(num_large_blocks, slices,
+                                    {.enable_caching = enable_caching,
+                                     .enable_events = enable_events,
+                                     .own_first_below = own_first_below});
+           }),
+           py::arg("num_large_blocks"), py::arg("slices"), py::kw_only(),
+           py::arg("enable_caching") = true, py::arg("enable_events") = false,
+           py::arg("own_first_below") = py::none())
+      .def_property_readonly("num_large_blocks", &SlicedBlockPool::num_large_blocks)
+      .def_property_readonly("num_groups", &SlicedBlockPool::num_groups)
+      .def_property_readonly("slices", &slices, "Slices of a large block, for each group.")
+      .def_property_readonly("num_free_large_blocks", &SlicedBlockPool::num_free_large_blocks,
+                             "Large blocks without a slice in use.")
+      .def_property_readonly("usage", &SlicedBlockPool::usage,
+                             "Share of num_large_blocks - 1 with a slice in use.")
+      .def_property_readonly("slice_usage", &SlicedBlockPool::slice_usage,
+                             "Share of the bytes of num_large_blocks - 1 in slices in use.")
+      .def_property_readonly("enable_caching", &SlicedBlockPool::enable_caching)
+      .def_property_readonly("memory_bytes", &SlicedBlockPool::memory_bytes,
+                             "Bytes reserved for records and hash index.")
+      .def_property_readonly("num_cached_hashes", &SlicedBlockPool::num_cached_hashes)
+      .def(
+          "num_blocks",
+          [](const SlicedBlockPool& p, int64_t group_id) {
+            return p.num_blocks(to_group(group_id));
+          },
+          py::arg("group_id"),
+          "Ids of the group: num_large_blocks * slices, the null block's among them.")
+      .def(
+          "num_free_blocks",
+          [](const SlicedBlockPool& p, int64_t group_id) {
+            return p.num_free_blocks(to_group(group_id));
+          },
+          py::arg("group_id"), "Blocks that the group could get if no other group took any.")
+      .def(
+          "num_used_blocks",
+          [](const SlicedBlockPool& p, int64_t group_id) {
+            return p.num_used_blocks(to_group(group_id));
+          },
+          py::arg("group_id"))
+      .def("owner", &owner, py::arg("large_id"),
+           "The group that a large block belongs to; None in the reserve and for large block 0.")
+      .def("can_allocate", &can_allocate, py::arg("num_new"), py::arg("found") = py::none(),
+           "Whether allocate() would succeed; exact, in O(groups + blocks found).")
+      .def("allocate", &allocate, py::arg("num_new"), py::arg("found") = py::none(),
+           "Holds the blocks found in the prefix cache and takes new ones, all or nothing.\n\n"
+           "num_new: new blocks of each group. found: block ids of each group.\n"
+           "Returns the new ids of each group, as int32 arrays of shape (num_new[g],).")
+      .def("get_new_blocks", &get_new_blocks, py::arg("num_blocks"), py::arg("group_id"),
+           "New blocks of the group, as int32 array of shape (num_blocks,); all or none.")
+      .def(
+          "touch",
+          [](SlicedBlockPool& p, const py::object& ids, int64_t group_id) {
+            p.touch(to_group(group_id), span_of(to_ids(ids)));
+          },
+          py::arg("block_ids"), py::arg("group_id"),
+          "One more holder for each block, which must have a holder or a hash.")
+      .def(
+          "free_blocks",
+          [](SlicedBlockPool& p, const py::object& ids, int64_t group_id) {
+            p.free_blocks(to_group(group_id), span_of(to_ids(ids)));
+          },
+          py::arg("block_ids"), py::arg("group_id"),
+          "One holder less for each block. Within a large block, cached slices that become free\n"
+          "are evicted in the order given.")
+      .def(
+          "evict_blocks",
+          [](SlicedBlockPool& p, const py::object& ids, int64_t group_id) {
+            p.evict_blocks(to_group(group_id), span_of(to_ids(ids)));
+          },
+          py::arg("block_ids"), py::arg("group_id"), "Drops the hashes of the blocks.")
+      .def("get_cached_block", &get_cached_block, py::arg("block_hash"), py::arg("group_ids"),
+           "One block per group, as int32 array, or None if a group has none.")
+      .def("get_cached_prefix", &get_cached_prefix, py::arg("hashes"), py::arg("group_id"),
+           "Blocks of the longest cached prefix of hashes, as int32 array. hashes: list of bytes,\n"
+           "or uint8 array of shape (n, bytes).")
+      .def("cache_full_blocks", &cache_full_blocks, py::arg("block_ids"), py::arg("hashes"),
+           py::arg("block_size"), py::arg("group_id"), py::kw_only(), py::arg("first_block") = 0,
+           py::arg("parent_hash") = py::none(), py::arg("mask") = py::none(),
+           "Makes full blocks in use reachable by their hashes, one per block.\n\n"
+           "block_size: tokens. first_block: index of block_ids[0] within the request.\n"
+           "parent_hash: hash of the block before. mask: one bool per block, False leaves it out.")
+      .def("reset_prefix_cache", &SlicedBlockPool::reset_prefix_cache,
+           "Forgets everything cached; False, and nothing happens, while a block is in use.")
+      .def("take_events", &SlicedBlockPool::take_events, "Queued events, oldest first.")
+      .def("ref_counts", &ref_counts, py::arg("block_ids"), py::arg("group_id"),
+           "Holders of each block, int32.")
+      .def("block_hash", &block_hash, py::arg("block_id"), py::arg("group_id"),
+           "The hash of a block, or None.")
+      .def("check_invariants", &SlicedBlockPool::check_invariants,
+           "Raises BlockPoolError if the pool contradicts itself. O(slices).")
+      .def("__len__", &SlicedBlockPool::num_large_blocks);
+}
+
+}  // namespace kvplan::bindings

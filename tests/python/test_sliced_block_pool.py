@@ -1,0 +1,137 @@
+"""The array face of the sliced block pool: conversions and errors; the pool is tested in C++."""
+
+import numpy as np
+import pytest
+
+import kvplan
+
+WIDE, SMALL = 0, 1
+
+
+@pytest.fixture
+def pool():
+    return kvplan.SlicedBlockPool(4, [2, 4])
+
+
+def test_shape(pool):
+    assert len(pool) == pool.num_large_blocks == 4
+    assert pool.slices == [2, 4]
+    assert pool.num_groups == 2
+    assert [pool.num_blocks(g) for g in (WIDE, SMALL)] == [8, 16]
+    assert [pool.num_free_blocks(g) for g in (WIDE, SMALL)] == [6, 12]
+    assert pool.memory_bytes >= 4 * 64 + 4 * 4 * 64
+
+
+def test_ids_are_int32_arrays_of_slices(pool):
+    wide = pool.get_new_blocks(1, WIDE)
+    assert wide.dtype == np.int32
+    assert wide.tolist() == [2]
+    assert pool.get_new_blocks(2, SMALL).tolist() == [8, 9]
+    assert [pool.owner(large) for large in range(4)] == [None, WIDE, SMALL, None]
+    assert pool.usage == pytest.approx(2 / 3)
+    assert pool.slice_usage == pytest.approx((1 / 2 + 2 / 4) / 3)
+    assert pool.num_used_blocks(SMALL) == 2
+    assert pool.ref_counts([0, 2, 3], WIDE).tolist() == [0, 1, 0]
+    pool.free_blocks(wide, WIDE)
+    assert pool.num_free_large_blocks == 2
+    pool.check_invariants()
+
+
+def test_allocation_for_all_groups(pool):
+    first, second = pool.allocate([3, 4])
+    assert (first.tolist(), second.tolist()) == ([2, 3, 4], [12, 13, 14, 15])
+    assert pool.can_allocate([1, 0])
+    assert not pool.can_allocate([0, 1])
+    with pytest.raises(kvplan.BlockPoolError, match="cannot get blocks 1 of group 1"):
+        pool.allocate([0, 1])
+    with pytest.raises(kvplan.BlockPoolError, match="cannot get blocks 1000000000000 of group 0"):
+        pool.allocate([10**12, 0])
+    with pytest.raises(kvplan.InvalidArgument, match="2 groups, but there are 1 numbers"):
+        pool.can_allocate([1])
+    with pytest.raises(kvplan.InvalidArgument, match="cannot get -1 blocks"):
+        pool.allocate([-1, 0])
+
+
+def test_what_is_found_is_held_with_the_new_blocks(pool):
+    ids = pool.get_new_blocks(2, SMALL)
+    pool.cache_full_blocks(ids, [b"a", b"b"], 16, SMALL)
+    pool.free_blocks(ids[::-1], SMALL)
+    found = pool.get_cached_prefix([b"a", b"b", b"c"], SMALL)
+    assert found.tolist() == ids.tolist()
+    assert pool.get_cached_prefix([b"a"], WIDE).tolist() == []
+    assert not pool.can_allocate([4, 3], [[], found])
+    wide, small = pool.allocate([4, 2], [[], found])
+    assert wide.tolist() == [4, 5, 6, 7]
+    assert small.tolist() == [6, 7]
+    assert pool.ref_counts(found, SMALL).tolist() == [1, 1]
+    assert pool.get_cached_block(b"a", [SMALL]).tolist() == [4]
+    assert pool.get_cached_block(b"a", [SMALL, WIDE]) is None
+    assert pool.block_hash(4, SMALL) == b"a"
+    assert pool.block_hash(6, SMALL) is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        ([2.0], kvplan.InvalidArgument, "must be integers"),
+        ([[2]], kvplan.InvalidArgument, "one-dimensional"),
+        ([2, 1], kvplan.BlockPoolError, "block id 1 is not in group 0, which has ids 2 to 7"),
+        ([2, 8], kvplan.BlockPoolError, "block id 8 is not in group 0"),
+        ([2, -1], kvplan.BlockPoolError, "block id -1"),
+        ([2, 2**32 + 2], kvplan.BlockPoolError, "block id 4294967298"),
+        ([2, 4], kvplan.BlockPoolError, "in large block 2, which belongs to group 1"),
+        ([2, 6], kvplan.BlockPoolError, "in large block 3, which is in the reserve"),
+        ([2, 0, 2], kvplan.BlockPoolError, "has 1 holder.* released 2 time"),
+        ([3], kvplan.BlockPoolError, "has 0 holder"),
+    ],
+)
+def test_bad_ids_change_nothing(pool, ids, error, message):
+    pool.get_new_blocks(1, WIDE)
+    pool.get_new_blocks(1, SMALL)
+    with pytest.raises(error, match=message):
+        pool.free_blocks(ids, WIDE)
+    assert pool.ref_counts([2], WIDE).tolist() == [1]
+    pool.check_invariants()
+
+
+def test_errors_are_value_errors_that_name_the_numbers(pool):
+    with pytest.raises(ValueError, match="cannot get 7 blocks of group 0: 6 are free"):
+        pool.get_new_blocks(7, WIDE)
+    with pytest.raises(ValueError, match="cannot get 1000000000000 blocks"):
+        pool.get_new_blocks(10**12, WIDE)
+    with pytest.raises(ValueError, match="cannot get -1 blocks"):
+        pool.get_new_blocks(-1, WIDE)
+    with pytest.raises(ValueError, match="group 2 is not in the pool, which has 2"):
+        pool.get_new_blocks(1, 2)
+    with pytest.raises(ValueError, match="group id is 0 to 65535, not -1"):
+        pool.num_free_blocks(-1)
+    with pytest.raises(ValueError, match="has no holder and nothing cached"):
+        pool.touch(pool.get_new_blocks(1, WIDE) + 1, WIDE)
+    with pytest.raises(ValueError, match="1 to 65536 groups, not 0"):
+        kvplan.SlicedBlockPool(4, [])
+    with pytest.raises(ValueError, match="group 1 cuts each of 4 large blocks into 0 slices"):
+        kvplan.SlicedBlockPool(4, [1, 0])
+
+
+def test_events_and_reset():
+    pool = kvplan.SlicedBlockPool(2, [2, 4], enable_events=True)
+    ids = pool.get_new_blocks(2, WIDE)
+    pool.cache_full_blocks(ids, [b"a", b"b"], 16, WIDE, first_block=1, parent_hash=b"p")
+    pool.free_blocks(ids[::-1], WIDE)
+    pool.free_blocks(pool.get_new_blocks(1, SMALL), SMALL)
+    assert [(e.kind, e.group_id, e.hashes, e.parent_hash) for e in pool.take_events()] == [
+        ("stored", WIDE, [b"a", b"b"], b"p"),
+        ("removed", WIDE, [b"b"], None),
+        ("removed", WIDE, [b"a"], None),
+    ]
+    assert pool.reset_prefix_cache()
+    assert pool.num_cached_hashes == 0
+    assert [e.kind for e in pool.take_events()] == ["cleared"]
+
+
+def test_one_group_of_one_slice_is_a_plain_pool():
+    plain = kvplan.BlockPool(6, enable_caching=False)
+    sliced = kvplan.SlicedBlockPool(6, [1], enable_caching=False)
+    assert sliced.get_new_blocks(3, 0).tolist() == plain.get_new_blocks(3).tolist()
+    assert sliced.num_free_blocks(0) == plain.num_free_blocks
+    assert sliced.usage == sliced.slice_usage == pytest.approx(plain.usage)
