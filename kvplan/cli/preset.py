@@ -25,9 +25,10 @@ def use_preset(ctx: click.Context, _: click.Parameter, path: Path | None) -> Pat
 
 
 def _read(command: click.Command, path: Path) -> dict[str, Any]:
-    if sys.version_info < (3, 11):
-        raise BadInput("--preset needs Python 3.11 or later")
-    import tomllib  # type: ignore[import-not-found,unused-ignore]
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
 
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))

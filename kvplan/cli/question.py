@@ -16,6 +16,7 @@ from kvplan.cli.failures import BadInput
 if TYPE_CHECKING:
     from kvplan.cli.memory_estimate import MemoryEstimate
     from kvplan.models import ModelConfig, ModelOptions
+    from kvplan.models.plan_input import ModelPlanInput
     from kvplan.request import Request
 
 
@@ -97,6 +98,8 @@ class ModelQuestion(Question):
         config_changes: Fields of `PlanningConfig` that the user set.
         max_concurrent_batches: Batches in flight at once, or None for what vLLM would have.
         estimate: Where the memory comes from if none was given.
+        known: What was found of the same model under options that differ at most in
+            ``max_model_len``; saves finding it again.
     """
 
     model: ModelConfig
@@ -105,12 +108,19 @@ class ModelQuestion(Question):
     config_changes: Mapping[str, Any] = field(default_factory=dict)
     max_concurrent_batches: int | None = None
     estimate: MemoryEstimate | None = None
+    known: ModelPlanInput | None = None
+
+    def model_input(self) -> ModelPlanInput:
+        """What the model's config says under the options. Raises `ModelError`."""
+        from kvplan import models
+
+        if self.known is not None:
+            return self.known.at_length(self.options)
+        return models.kv_cache_specs(self.model, self.options)
 
     def planner_input(self) -> PlannerInput:
         """Everything that the planner takes. Raises `ModelError`."""
-        from kvplan import models
-
-        found = models.kv_cache_specs(self.model, self.options)
+        found = self.model_input()
         changes = dict(self.config_changes)
         if self.max_concurrent_batches is not None:
             changes.setdefault("max_concurrent_batches", self.max_concurrent_batches)
@@ -139,7 +149,8 @@ class ModelQuestion(Question):
 
     def with_options(self, **changes: Any) -> ModelQuestion:
         """The same question under other `ModelOptions`."""
-        return dataclasses.replace(self, options=self.options.replace(**changes))
+        known = self.known if set(changes) <= {"max_model_len"} else None
+        return dataclasses.replace(self, options=self.options.replace(**changes), known=known)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -119,6 +120,7 @@ class Chunk:
         )
         inputs: dict[Any, PlannerInput | str] = {}
         rows = []
+        known = None
         for grouping, length, memory in self.points:
             if length not in inputs:
                 # By length, because some specs depend on it.
@@ -126,8 +128,11 @@ class Chunk:
                     options = models.ModelOptions(
                         **self.options, **self.shared, max_model_len=length
                     )
-                    question = ModelQuestion(_load(self.model), options, (1,), self.config)
-                    inputs[length] = question.planner_input()
+                    question = ModelQuestion(
+                        _load(self.model), options, (1,), self.config, known=known
+                    )
+                    known = question.model_input()
+                    inputs[length] = dataclasses.replace(question, known=known).planner_input()
                 except (ValueError, NotImplementedError, AssertionError) as error:
                     inputs[length] = str(error)
             given = inputs[length]

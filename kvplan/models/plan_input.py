@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,8 @@ class ModelPlanInput:
         backends: Attention backends in layer order.
         cache_dtype: ``--kv-cache-dtype`` after the model's default.
         dtype: The model's activation dtype.
+        longest: The model's own longest request in tokens, and what it was read from.
+        length_decides_specs: Whether another ``max_model_len`` can give other specs.
     """
 
     model: ModelConfig
@@ -94,6 +96,20 @@ class ModelPlanInput:
     backends: list[str]
     cache_dtype: str
     dtype: str
+    longest: tuple[int, str]
+    length_decides_specs: bool
+
+    def at_length(self, options: ModelOptions) -> ModelPlanInput:
+        """The same model under options that differ from its own in ``max_model_len`` only.
+
+        Raises:
+            ModelError: If the model does not allow that length.
+        """
+        if self.length_decides_specs:
+            return kv_cache_specs(self.model, options)
+        length = resolve_max_model_len(*self.longest, options)
+        changes = {"max_model_len": length, "auto_fit": options.auto_fit}
+        return replace(self, config={**self.config, **changes})
 
     def planning_config(self, **changes: Any) -> Any:
         """The ``kvplan.PlanningConfig`` of this model, with some fields changed."""
@@ -171,6 +187,9 @@ def kv_cache_specs(
         backends=[backend.name for backend in resolution.backends],
         cache_dtype=resolution.cache_dtype,
         dtype=dtype,
+        longest=(derived, source),
+        # A state's block size is the length where states are not cached.
+        length_decides_specs=bool(resolution.state_layers),
     )
 
 

@@ -1,14 +1,11 @@
 """``--preset`` and ``--print-config``; shell completion."""
 
 import json
-import sys
 
 import pytest
 from cli_runner import execute, run
 
 from kvplan.cli.failures import BAD_INPUT, FITS
-
-needs_toml = pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib is Python 3.11's")
 
 ARGS = (
     "llama-3.1-70b",
@@ -24,7 +21,6 @@ ARGS = (
 )
 
 
-@needs_toml
 def test_round_trip(tmp_path):
     preset = tmp_path / "preset.toml"
     printed = run("plan", *ARGS, "--print-config")
@@ -37,7 +33,6 @@ def test_round_trip(tmp_path):
     assert again.stdout == printed.stdout
 
 
-@needs_toml
 def test_the_command_line_wins(tmp_path):
     preset = tmp_path / "preset.toml"
     preset.write_text('model = "llama-3.1-70b"\nmemory = "40GiB"\ntp = 4\n')
@@ -47,7 +42,6 @@ def test_the_command_line_wins(tmp_path):
     assert other["model"] == "gpt-oss-120b"
 
 
-@needs_toml
 def test_several_sizes(tmp_path):
     preset = tmp_path / "preset.toml"
     preset.write_text('model = "llama-3.1-70b"\nmemory = ["80GiB", "60GiB"]\npp = 2\n')
@@ -55,7 +49,6 @@ def test_several_sizes(tmp_path):
     assert [w["available_bytes"] >> 30 for w in answer["workers"]] == [80, 60]
 
 
-@needs_toml
 @pytest.mark.parametrize(
     ("text", "word"),
     [
@@ -73,7 +66,6 @@ def test_bad_presets(tmp_path, text, word):
     assert word in result.stderr
 
 
-@needs_toml
 def test_absent_preset():
     result = run("plan", "--preset", "absent.toml")
     assert result.exit_code == BAD_INPUT

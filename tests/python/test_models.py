@@ -210,6 +210,20 @@ def test_dcp_needs_replicated_heads_and_a_backend_that_does_it():
     models.kv_cache_specs(sparse, ModelOptions(**options, kv_cache_dtype="fp8"))
 
 
+@pytest.mark.parametrize("name", models.builtin_models())
+@pytest.mark.parametrize("prefix_caching", [None, False])
+def test_another_length_of_the_same_model(name, prefix_caching):
+    options = ModelOptions(enable_prefix_caching=prefix_caching)
+    base = models.kv_cache_specs(name, options)
+    for length in (1024, "auto", None):
+        changed = options.replace(max_model_len=length)
+        fresh, derived = models.kv_cache_specs(name, changed), base.at_length(changed)
+        assert derived.kv_cache_specs == fresh.kv_cache_specs
+        assert derived.config == fresh.config
+    with pytest.raises(ModelError, match="is greater than the model's"):
+        base.at_length(options.replace(max_model_len=1 << 30))
+
+
 def test_windows_that_are_listed_layer_by_layer():
     listed = planned({**LLAMA, "interleaved_sliding_window": [None, 64, 64] * 2})
     windows = [getattr(s, "sliding_window", None) for s in listed.kv_cache_specs[0].values()]
