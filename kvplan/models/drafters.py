@@ -12,7 +12,8 @@ from kvplan.models.errors import ModelError
 from kvplan.models.families.context import FamilyContext
 from kvplan.models.families.deepseek_v4 import window_layer
 from kvplan.models.families.deepseek_v41 import deepseek_v41_window
-from kvplan.models.families.mla import indexer_layer, latent_size
+from kvplan.models.families.heterogeneous import mimo_v2_layer
+from kvplan.models.families.mla import backend_with_sinks, indexer_layer, latent_size
 from kvplan.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers
 
 #: Methods that draft without a KV cache of their own.
@@ -23,6 +24,38 @@ _EAGLE = frozenset({"eagle", "eagle3"})
 HIDDEN_STATE_METHODS = frozenset({"eagle", "eagle3", "mtp", "dspark"})
 
 _KNOWN = ("mtp", "eagle", "eagle3", "dspark", "draft_model", "ngram", "suffix")
+
+#: Architectures whose MTP layers were recorded from vLLM; those of others are not guessed.
+MTP_ARCHITECTURES = (
+    "BailingMoeV2_5ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "DeepseekV4ForCausalLM",
+    "DeepseekV4ForConditionalGeneration",
+    "Ernie4_5_MoeForCausalLM",
+    "ExaoneMoEForCausalLM",
+    "ExaoneMoeForCausalLM",
+    "Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+    "GlmMoeDsaForCausalLM",
+    "GlmOcrForConditionalGeneration",
+    "HYV3ForCausalLM",
+    "HYV4ForCausalLM",
+    "InternS2PreviewForConditionalGeneration",
+    "KimiK3ForConditionalGeneration",
+    "LongcatFlashForCausalLM",
+    "MiMoForCausalLM",
+    "MiMoV2FlashForCausalLM",
+    "MiMoV2ForCausalLM",
+    "NemotronHForCausalLM",
+    "NemotronHPuzzleForCausalLM",
+    "PanguUltraMoEForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration",
+)
 
 #: Families whose MTP layers are numbered from zero under "mtp.".
 _MTP_NAMESPACE = ("qwen3_next", "qwen3_5", "nemotron_h", "exaone")
@@ -99,7 +132,14 @@ def _is(context: FamilyContext, *families: str) -> bool:
 
 def _mtp_layers(context: FamilyContext, model: ModelLayers) -> Iterator[Layer]:
     text = context.text
-    count = num_mtp_layers(text)
+    if context.architecture == "DeepseekV41ForCausalLM":
+        raise ModelError("DeepSeek-V4.1 drafts with method 'dspark', not 'mtp'")
+    if context.architecture not in MTP_ARCHITECTURES:
+        raise ModelError(
+            f"speculative method 'mtp' is not planned for {context.architecture}: what its MTP "
+            f"layers cache is not known; it is for {', '.join(MTP_ARCHITECTURES)}"
+        )
+    count = num_mtp_layers(context.root) or num_mtp_layers(text)
     if not count and _is(context, "qwen3_next"):
         count = 1
     if not count:
@@ -107,6 +147,8 @@ def _mtp_layers(context: FamilyContext, model: ModelLayers) -> Iterator[Layer]:
             f"{context.architecture} declares no MTP layers (num_nextn_predict_layers), so "
             "speculative method 'mtp' has nothing to draft with"
         )
+    if _is(context, "mimo_v2"):
+        count = 1  # vLLM runs the first one only
     for k in range(count):
         yield from _mtp_layer(context, model, k)
 
@@ -114,20 +156,25 @@ def _mtp_layers(context: FamilyContext, model: ModelLayers) -> Iterator[Layer]:
 def _mtp_layer(context: FamilyContext, model: ModelLayers, k: int) -> Iterator[Layer]:
     text = context.text
     namespace = _is(context, *_MTP_NAMESPACE)
-    base = f"mtp.layers.{k}" if namespace else f"model.layers.{model.num_hidden_layers + k}"
-    if context.architecture == "DeepseekV4ForCausalLM":
+    # LongCat counts each of a layer's attentions.
+    first = model.num_hidden_layers * context.setting("attentions_per_layer", 1)
+    base = f"mtp.layers.{k}" if namespace else f"model.layers.{first + k}"
+    if context.architecture.startswith("DeepseekV4For"):
         yield window_layer(f"{base}.attn.swa_cache", None, text, is_draft=True)
-    elif context.architecture == "DeepseekV41ForCausalLM":
-        raise ModelError("DeepSeek-V4.1 drafts with method 'dspark', not 'mtp'")
+    elif _is(context, "mimo_v2"):
+        yield mimo_v2_layer(
+            text, f"model.mtp.layers.{k}.self_attn.attn", None, slides=True, is_draft=True
+        )
     elif model.uses_mla:
         topk = text.optional_size("index_topk")
         if topk is not None:
             yield indexer_layer(f"{base}.self_attn.indexer.k_cache", None, text, is_draft=True)
         yield MLALayer(
-            name=f"{base}.self_attn.attn",
+            name=f"{base}.self_attn" + ("" if _is(context, "kimi") else ".attn"),
             index=None,
             is_draft=True,
             head_size=latent_size(text),
+            backend_with_sinks=backend_with_sinks(context),
             is_sparse=topk is not None,
             topk_buffer_width=topk,
             is_index_group_leader=topk is not None,

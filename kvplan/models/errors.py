@@ -15,13 +15,18 @@ class UnknownArchitecture(ModelError):
         suggestion: The nearest known name, or None.
     """
 
-    def __init__(self, architecture: str, suggestion: str | None, known: list[str]) -> None:
+    def __init__(
+        self, architecture: str, suggestion: str | None, num_known: int, reason: str = ""
+    ) -> None:
         self.architecture = architecture
         self.suggestion = suggestion
-        hint = f" Did you mean {suggestion}?" if suggestion else ""
+        hint = f" Did you mean {suggestion}?" if suggestion and not reason else ""
+        if reason:
+            reason = f" {reason}"
+        kind = "architecture" if reason else "unknown architecture"
         super().__init__(
-            f"unknown architecture {architecture!r}.{hint} Its KV cache is not guessed; known "
-            f"architectures: {', '.join(known)}"
+            f"{kind} {architecture!r} is not planned.{hint}{reason} Its KV cache is not guessed; "
+            f"'kvplan models --architectures' lists the {num_known} that are known"
         )
 
 

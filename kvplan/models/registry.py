@@ -37,6 +37,7 @@ from kvplan.models.families.mamba import (
 from kvplan.models.families.mla import mla
 from kvplan.models.families.shared_kv import shared_kv
 from kvplan.models.layers import ModelLayers
+from kvplan.models.not_planned import reason
 
 Family = Callable[[FamilyContext], ModelLayers]
 
@@ -261,7 +262,8 @@ def _table() -> dict[str, Architecture]:
         "MoonshotKimiaForCausalLM Ernie4_5_VLMoeForConditionalGeneration "
         "Cosmos3ForConditionalGeneration KeyeVL1_5ForConditionalGeneration "
         "Qwen3ASRRealtimeGeneration Alpamayo2Super IsaacForConditionalGeneration "
-        "LlavaOnevision2ForConditionalGeneration CohereCompassForConditionalGeneration",
+        "LlavaOnevision2ForConditionalGeneration CohereCompassForConditionalGeneration "
+        "FunAudioChatForConditionalGeneration",
         "LlamaForCausalLM",
     )
     multimodal(
@@ -285,7 +287,21 @@ def _table() -> dict[str, Architecture]:
         dense, "language_model.model.layers.{i}.mixer.attn", {"name_step": 2}
     )
     multimodal("MiniCPMV MiniCPMO", "LlamaForCausalLM", "llm.")
-    multimodal("Ovis", "LlamaForCausalLM", "llm.", delegates="llm.")
+    multimodal(
+        "Ovis Ovis2_5 Ovis2_6ForCausalLM Ovis2_6_MoeForCausalLM",
+        "LlamaForCausalLM",
+        "llm.",
+        delegates="llm.",
+    )
+    multimodal(
+        "OpenPanguVLForConditionalGeneration",
+        "PanguEmbeddedForCausalLM",
+        "openpangu.language_model.",
+    )
+    multimodal("UnlimitedOCRForCausalLM", "DeepseekV2ForCausalLM", rswa=True)
+    multimodal("GLM4VForCausalLM", "ChatGLMModel", "")
+    multimodal("MiMoV2OmniForCausalLM", "MiMoV2FlashForCausalLM")
+    multimodal("DeepseekV4ForConditionalGeneration", "DeepseekV4ForCausalLM")
     for name in ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"):
         table[name] = Architecture(dense, "model.text_model.layers.{i}.self_attn.attn")
     multimodal("Blip2ForConditionalGeneration", "OPTForCausalLM", delegates=_MULTIMODAL)
@@ -302,7 +318,8 @@ def _table() -> dict[str, Architecture]:
     multimodal("Step3VLForConditionalGeneration", "Step3TextForCausalLM", "language_model")
     multimodal(
         "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration "
-        "MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration",
+        "MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration "
+        "MiniCPMOcrForConditionalGeneration InternS2PreviewForConditionalGeneration",
         "Qwen3_5ForCausalLM",
     )
     multimodal("Gemma3nForConditionalGeneration", "Gemma3nForCausalLM")
@@ -382,4 +399,4 @@ def find_architecture(names: list[str]) -> tuple[str, Architecture]:
             return name, ARCHITECTURES[name]
     known = known_architectures()
     near = difflib.get_close_matches(names[0], known, n=1, cutoff=0.75)
-    raise UnknownArchitecture(names[0], near[0] if near else None, known)
+    raise UnknownArchitecture(names[0], near[0] if near else None, len(known), reason(names[0]))

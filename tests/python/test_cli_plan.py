@@ -201,12 +201,14 @@ def test_bad_input(args, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["LlamaForCausalLm"]}, ["LlamaForCausalLm", "LlamaForCausalLM", "Qwen"]),
-        ({"architectures": ["NeverHeardOf"]}, ["'NeverHeardOf'", "known architectures"]),
+        ({"architectures": ["LlamaForCausalLm"]}, ["LlamaForCausalLm", "LlamaForCausalLM"]),
+        ({"architectures": ["NeverHeardOf"]}, ["'NeverHeardOf'", "kvplan models --architectures"]),
         ({"architectures": None}, ["architectures"]),
         ({"num_attention_heads": -8}, ["num_attention_heads", "-8"]),
         ({"num_hidden_layers": "four"}, ["num_hidden_layers"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
+        ({"hidden_size": None, "model_type": "unheard_of"}, ["no 'hidden_size'"]),
+        ({"layer_types": ["full_attention"] * 3}, ["3 entries", "num_hidden_layers is 4"]),
     ],
 )
 def test_bad_config(config_file, changes, words):

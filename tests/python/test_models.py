@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("kvplan.specs")
 
 from kvplan import models
-from kvplan.models import ModelConfig, ModelError, ModelOptions, UnknownArchitecture
+from kvplan.models import ModelConfig, ModelError, ModelOptions, UnknownArchitecture, not_planned
+from kvplan.models.drafters import MTP_ARCHITECTURES
 
 REGISTERED = sorted((Path(__file__).parents[1] / "data" / "registered").rglob("*.json"))
 
@@ -270,9 +271,44 @@ def test_unknown_architectures_are_named(name):
         planned({**LLAMA, "architectures": [name]})
     assert caught.value.architecture == name
     assert repr(name) in str(caught.value)
-    assert "Qwen3NextForCausalLM" in str(caught.value)
+    assert "kvplan models --architectures" in str(caught.value)
     if name == "LlamaForCasualLM":
         assert caught.value.suggestion == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Qwen4ExpForCausalLM", "vLLM 0.33 serves it, but what its layers cache"),
+        ("BertModel", "a pooling model"),
+        ("MPTForCausalLM", "no longer serves it since 0.28.0"),
+    ],
+)
+def test_why_a_known_architecture_is_refused(name, words):
+    with pytest.raises(UnknownArchitecture, match=words) as caught:
+        planned({**LLAMA, "architectures": [name]})
+    assert f"architecture '{name}' is not planned" in str(caught.value)
+
+
+def test_no_refused_architecture_is_planned():
+    refused = not_planned.NOT_RECORDED | not_planned.POOLING | set(not_planned.REMOVED)
+    assert not refused & set(models.known_architectures())
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    for name in not_planned.NOT_RECORDED:
+        assert name in text
+
+
+def test_mtp_layers_are_not_guessed():
+    config = {**LLAMA, "num_nextn_predict_layers": 1}
+    with pytest.raises(ModelError, match="'mtp' is not planned for LlamaForCausalLM"):
+        planned(config, speculative_config={"method": "mtp", "num_speculative_tokens": 1})
+    recorded = {
+        fixture["config"]["architectures"][0]
+        for fixture in (json.loads(path.read_text()) for path in REGISTERED)
+        if fixture["engine_args"].get("speculative_config", {}).get("method") == "mtp"
+    }
+    alias = {"ExaoneMoEForCausalLM"}
+    assert set(MTP_ARCHITECTURES) - alias == recorded
 
 
 def test_no_architectures():

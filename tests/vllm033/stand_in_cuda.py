@@ -202,9 +202,12 @@ torch.cuda.get_device_capability = lambda *a, **k: CAPABILITY
 torch.accelerator.empty_cache = lambda: None
 
 import vllm.tokenizers as _tokenizers
+import vllm.transformers_utils.processor as _processor
 import vllm.utils.import_utils as _import_utils
 
 _tokenizers.cached_tokenizer_from_config = lambda *a, **k: MagicMock()
+for _name in (n for n in dir(_processor) if n.startswith("cached_")):
+    setattr(_processor, _name, lambda *a, **k: MagicMock())
 _import_utils.has_deep_gemm = lambda: True
 import vllm.utils.flashinfer as _flashinfer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvplan.models.config_view import ConfigView
 from kvplan.models.errors import ModelError
 from kvplan.models.families.context import FamilyContext
 from kvplan.models.layers import AttentionLayer, ModelLayers
@@ -17,28 +18,33 @@ def mimo_v2(context: FamilyContext) -> ModelLayers:
     text = context.text
     num_layers = text.num_layers
     pattern = text.sizes("hybrid_layer_pattern", num_layers)
-    window = text.optional_size("sliding_window_size") or text.size("sliding_window")
-
-    def layers() -> Iterator[AttentionLayer]:
-        for i in range(num_layers):
-            slides = pattern[i] == 1
-            prefix = "swa_" if slides else ""
-            yield AttentionLayer(
-                name=context.name(i),
-                index=i,
-                num_kv_heads=text.size(f"{prefix}num_key_value_heads"),
-                head_size=text.size(f"{prefix}head_dim"),
-                head_size_v=text.optional_size(f"{prefix}v_head_dim"),
-                sliding_window=window if slides else None,
-                has_sinks=slides and bool(text.get("add_swa_attention_sink_bias", False)),
-            )
-
     return ModelLayers(
-        layers=tuple(layers()),
+        layers=tuple(
+            mimo_v2_layer(text, context.name(i), i, slides=pattern[i] == 1)
+            for i in range(num_layers)
+        ),
         num_hidden_layers=num_layers,
         page_kv_heads=text.num_kv_heads,
         page_head_size=text.head_size,
         model_type=text.model_type,
+    )
+
+
+def mimo_v2_layer(
+    text: ConfigView, name: str, index: int | None, *, slides: bool, is_draft: bool = False
+) -> AttentionLayer:
+    """One layer of MiMo-V2, whose sliding layers have heads of their own."""
+    prefix = "swa_" if slides else ""
+    window = text.optional_size("sliding_window_size") or text.size("sliding_window")
+    return AttentionLayer(
+        name=name,
+        index=index,
+        is_draft=is_draft,
+        num_kv_heads=text.size(f"{prefix}num_key_value_heads"),
+        head_size=text.size(f"{prefix}head_dim"),
+        head_size_v=text.optional_size(f"{prefix}v_head_dim"),
+        sliding_window=window if slides else None,
+        has_sinks=slides and bool(text.get("add_swa_attention_sink_bias", False)),
     )
 
 

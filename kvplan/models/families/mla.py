@@ -78,7 +78,7 @@ def _default_cache_dtype(context: FamilyContext) -> str:
 def _layers(context: FamilyContext, num_layers: int, head_size: int) -> Iterator[Layer]:
     text = context.text
     topk = text.optional_size("index_topk")
-    sinks = context.setting("backend_with_sinks") if text.own("learnable_sink", True) else None
+    sinks = backend_with_sinks(context)
     per_layer = context.setting("attentions_per_layer", 1)
     for i in range(num_layers):
         if topk is None:
@@ -98,6 +98,12 @@ def _layers(context: FamilyContext, num_layers: int, head_size: int) -> Iterator
             is_index_group_leader=runs_indexer,
             backend_with_sinks=sinks,
         )
+
+
+def backend_with_sinks(context: FamilyContext) -> str | None:
+    """The backend that applies the model's learned sinks where it can run; None without sinks."""
+    has_sinks = context.text.own("learnable_sink", True)
+    return context.setting("backend_with_sinks") if has_sinks else None
 
 
 def _skips_indexer(text: ConfigView, layer: int) -> bool:
@@ -121,9 +127,16 @@ def _skips_indexer(text: ConfigView, layer: int) -> bool:
 def _without_latent(context: FamilyContext) -> ModelLayers:
     """DeepSeek configs without a latent use plain heads."""
     text = context.text
+    window = context.root.optional_size("rswa_window") if context.setting("rswa") else None
     layers = tuple(
         AttentionLayer(
-            name=context.name(i), index=i, num_kv_heads=text.num_kv_heads, head_size=text.head_size
+            name=context.name(i),
+            index=i,
+            num_kv_heads=text.num_kv_heads,
+            head_size=text.head_size,
+            rswa_window=window,
+            # Of the backends that are taken as installed, only Triton attends that way.
+            backend=None if window is None else "TRITON_ATTN",
         )
         for i in range(text.num_layers)
     )
