@@ -85,6 +85,7 @@ __all__: list[str] = [
     "project_kv_cache_groups_to_worker",
     "promote_local_kv_cache_specs",
     "resolve_kv_cache_block_sizes",
+    "spec_class_names",
     "spec_field_names",
     "spec_from_dict",
     "spec_uniform_type_base",
@@ -688,7 +689,6 @@ class Plan:
     """
     def _kv_cache_groups(self, arg0: int) -> list: ...
     def _kv_cache_tensors(self, arg0: int) -> list: ...
-    def _kv_tp_replicas(self, arg0: int) -> int: ...
     def _log_notices(self) -> None: ...
     def _violations(self, arg0: int) -> list: ...
     @property
@@ -1501,6 +1501,11 @@ def promote_local_kv_cache_specs(kv_cache_spec: dict) -> dict: ...
 def resolve_kv_cache_block_sizes(
     vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable
 ) -> tuple: ...
+def spec_class_names() -> list:
+    """
+    The spec classes that kvplan has.
+    """
+
 def spec_field_names(class_name: str) -> list:
     """
     The fields of a spec class, in the order of vLLM's dataclass.

@@ -104,18 +104,6 @@ class KVCacheConfig:
     kv_tp_replicas: int = 1
     max_model_len: int | None = field(default=None, compare=False)
 
-    @classmethod
-    def _from_plan(cls, plan: Any, worker: int) -> KVCacheConfig:
-        config = cls.__new__(cls)
-        config.__dict__.update(
-            _plan=(plan, worker),
-            num_blocks=plan.num_blocks,
-            prefix_cache_retention_interval=plan.prefix_cache_retention_interval,
-            kv_tp_replicas=plan._kv_tp_replicas(worker),
-            max_model_len=plan.max_model_len,
-        )
-        return config
-
     def _values(self) -> tuple[Any, ...]:
         return tuple(
             getattr(self, name) for name, f in type(self).__dataclass_fields__.items() if f.compare

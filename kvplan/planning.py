@@ -92,9 +92,7 @@ def _split_builder(args: tuple[Any, ...], count: int) -> tuple[Any, ...]:
 
 def _builder_bytes_per_block(builder: Any, vllm_config: Config, groups: Groups) -> int | None:
     """What a builder with a placement of its own says of a block; None: kvplan's own placement."""
-    from kvplan.builder import DefaultKVCacheConfigBuilder
-
-    if builder is None or type(builder) is DefaultKVCacheConfigBuilder or not groups:
+    if _placed_by_core(builder) or not groups:
         return None
     return _pool_bytes_per_block_from_builder(builder, vllm_config, groups)
 
@@ -154,12 +152,21 @@ def get_global_kv_cache_groups(
 
 def _grouped_by_core(builder: Any, vllm_config: Config) -> bool:
     """Whether neither a builder of its own nor the model decides on the groups."""
-    from kvplan.builder import DefaultKVCacheConfigBuilder
-
-    if builder is not None and type(builder) is not DefaultKVCacheConfigBuilder:
+    if not _placed_by_core(builder):
         return False
+    if isinstance(vllm_config, PlanningConfig):
+        return True
     model_config = getattr(vllm_config, "model_config", None)
     return not getattr(model_config, "supports_kv_cache_grouping", False)
+
+
+def _placed_by_core(builder: Any) -> bool:
+    """Whether there is no builder, or one that leaves everything to kvplan."""
+    if builder is None:
+        return True
+    from kvplan.builder import DefaultKVCacheConfigBuilder
+
+    return type(builder) is DefaultKVCacheConfigBuilder
 
 
 def _global_groups_from_builder(
@@ -497,11 +504,9 @@ def get_kv_cache_configs(
         LayoutError: the layout cannot express the model's pages (a ``ValueError``).
         PageSizeError: pages cannot be made equal (a ``NotImplementedError``).
     """
-    from kvplan.builder import DefaultKVCacheConfigBuilder
-
     if global_kv_cache_groups is None and not _grouped_by_core(builder, vllm_config):
         global_kv_cache_groups = get_global_kv_cache_groups(vllm_config, kv_cache_specs, builder)
-    if builder is None or type(builder) is DefaultKVCacheConfigBuilder:
+    if _placed_by_core(builder):
         plan = _core.plan(vllm_config, kv_cache_specs, available_memory, global_kv_cache_groups)
         configs = plan.kv_cache_configs
     else:
@@ -509,7 +514,8 @@ def get_kv_cache_configs(
             builder, vllm_config, kv_cache_specs, available_memory, global_kv_cache_groups
         )
     plan._log_notices()
-    _write_max_model_len(vllm_config, plan.max_model_len)
+    if not isinstance(vllm_config, PlanningConfig):
+        _write_max_model_len(vllm_config, plan.max_model_len)
     return configs
 
 

@@ -31,8 +31,9 @@ void read_sequence(py::handle in, std::string_view field, std::vector<T>& out) {
 }  // namespace
 
 void read_field(py::handle in, std::string_view field, int64_t& out) {
-  // `__index__` lets numpy integers in and keeps floats, and so NaN, out.
-  if (!PyIndex_Check(in.ptr())) reject(in, field, "an integer");
+  // `__index__` lets numpy integers in and keeps floats, and so NaN, out. A flag where a number
+  // belongs is a mix-up of arguments.
+  if (!PyIndex_Check(in.ptr()) || PyBool_Check(in.ptr())) reject(in, field, "an integer");
   const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(in.ptr()));
   if (!index) throw py::error_already_set();
   int overflow = 0;

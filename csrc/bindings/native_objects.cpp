@@ -26,6 +26,11 @@ class NativeObjects : public ObjectModel {
     return spec.cast<const UniformTypeSpecsObject&>().kv_cache_specs;
   }
   KVCacheSpec read_spec(py::handle spec) const override { return spec_value(spec); }
+  bool surely_same(py::handle a, py::handle b) const override {
+    const KVCacheSpec& left = spec_value(a);
+    const KVCacheSpec& right = spec_value(b);
+    return left == right && left.is_draft == right.is_draft;
+  }
   py::object make_spec(const KVCacheSpec& spec) const override { return make_spec_object(spec); }
   py::object make_uniform_type(int64_t block_size, py::dict specs) const override {
     return py::type::of<UniformTypeSpecsObject>()(block_size, specs);

@@ -106,12 +106,35 @@ size_t checked_worker(const PlanObject& self, size_t worker) {
   return worker;
 }
 
+py::object retention_interval(const Plan& plan) {
+  const std::optional<int64_t>& interval = plan.config.prefix_cache_retention_interval;
+  return interval ? py::object(py::int_(*interval)) : py::object(py::none());
+}
+
+/// Made by setting attributes, as `__init__` would; tensors and groups are built when first read.
 py::list kv_cache_configs(py::object self) {
-  const py::object make =
-      py::module_::import("kvplan.kv_cache_config").attr("KVCacheConfig").attr("_from_plan");
-  const size_t workers = self.cast<const PlanObject&>().plan.workers.size();
-  py::list list(workers);
-  for (size_t w = 0; w < workers; ++w) list[w] = make(self, w);
+  static const py::handle type =
+      py::object(py::module_::import("kvplan.kv_cache_config").attr("KVCacheConfig")).release();
+  auto* cls = reinterpret_cast<PyTypeObject*>(type.ptr());
+  const Plan& plan = self.cast<const PlanObject&>().plan;
+  py::dict common;
+  common["num_blocks"] = plan.num_blocks;
+  common["prefix_cache_retention_interval"] = retention_interval(plan);
+  common["max_model_len"] = plan.config.max_model_len;
+  std::vector<py::object> replicas;
+  for (const StagePlan& s : plan.stages) replicas.push_back(py::int_(s.kv_tp_replicas));
+  const py::str plan_name("_plan"), replicas_name("kv_tp_replicas");
+  py::list list(plan.workers.size());
+  for (size_t w = 0; w < plan.workers.size(); ++w) {
+    const auto fields = py::reinterpret_steal<py::dict>(PyDict_Copy(common.ptr()));
+    fields[plan_name] = py::make_tuple(self, w);
+    fields[replicas_name] = replicas[plan.workers[w].stage];
+    const auto config = py::reinterpret_steal<py::object>(cls->tp_alloc(cls, 0));
+    if (!config || PyObject_GenericSetDict(config.ptr(), fields.ptr(), nullptr) != 0) {
+      throw py::error_already_set();
+    }
+    list[w] = config;
+  }
   return list;
 }
 
@@ -221,13 +244,7 @@ void bind_plan(py::module_& m) {
       "usable_blocks", [](const Plan& p) { return p.num_blocks - 1; },
       "Blocks without the null block.");
   from_plan(
-      "prefix_cache_retention_interval",
-      [](const Plan& p) {
-        return p.config.prefix_cache_retention_interval.has_value()
-                   ? py::object(py::int_(*p.config.prefix_cache_retention_interval))
-                   : py::object(py::none());
-      },
-      "");
+      "prefix_cache_retention_interval", [](const Plan& p) { return retention_interval(p); }, "");
   from_plan(
       "max_safe_block_id_bytes", [](const Plan& p) { return safe_block_ids(p).bytes; },
       "The largest block id whose page begins below byte 2**31.");
@@ -275,10 +292,6 @@ void bind_plan(py::module_& m) {
       .def("_kv_cache_tensors",
            [](PlanObject& self, size_t w) {
              return self.session.tensor_list(self.plan.stage_of(checked_worker(self, w)).tensors);
-           })
-      .def("_kv_tp_replicas",
-           [](const PlanObject& self, size_t w) {
-             return self.plan.stage_of(checked_worker(self, w)).kv_tp_replicas;
            })
       .def("_violations",
            [](const PlanObject& self, size_t max_violations) {

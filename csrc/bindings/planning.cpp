@@ -19,7 +19,9 @@ namespace kvplan::bindings {
 namespace {
 
 KVCacheLayout read_layout(py::handle layout) {
-  return parse_layout(py::getattr(layout, "name", layout).cast<std::string>());
+  std::string name;
+  read_field(py::getattr(layout, "name", layout), "kv_cache_layout", name);
+  return parse_layout(name);
 }
 
 std::vector<int64_t> read_integers(const py::iterable& values, const char* what) {
@@ -44,15 +46,17 @@ bool spec_uniform(const py::dict& specs) {
 py::list create_group_specs(const py::dict& specs, const py::iterable& grouped_layer_names) {
   Session session;
   const LayerSpecs layers = session.read_layers(specs);
+  std::vector<SpecId> spec_of(session.request().names()->size());
+  for (const LayerSpec& l : layers) spec_of[l.layer.pos()] = l.spec;
   KVCacheGroups groups;
   for (py::handle names : grouped_layer_names) {
     LayerSpecs members;
     for (py::handle name : names) {
-      const LayerId id = session.request().names()->find(name.cast<std::string>());
-      const auto it = std::find_if(layers.begin(), layers.end(),
-                                   [&](const LayerSpec& l) { return l.layer == id; });
-      if (!id.valid() || it == layers.end()) throw py::key_error(name.cast<std::string>());
-      members.push_back(*it);
+      std::string text;
+      read_field(name, "a layer name", text);
+      const LayerId id = session.request().names()->find(text);
+      if (!id.valid()) throw py::key_error(text);
+      members.push_back({id, spec_of[id.pos()]});
     }
     groups.push_back(create_kv_cache_group(session.context(), members));
   }

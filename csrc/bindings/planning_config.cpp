@@ -70,11 +70,22 @@ py::object write_config_field(const T& value, std::string_view field) {
 // A kernel's block size: tokens, or MultipleOf(tokens), which a dictionary spells {"multiple_of":
 // n}.
 void read_config_field(py::handle in, std::string_view field, std::vector<KernelBlockSize>& out) {
+  const auto reject = [&](py::handle value) {
+    throw py::type_error(std::string(field) +
+                         " must be a sequence of tokens or MultipleOf(tokens), got " +
+                         py::repr(value).cast<std::string>());
+  };
+  if (!PySequence_Check(in.ptr()) || py::isinstance<py::str>(in)) reject(in);
   out.clear();
   for (py::handle size : in) {
-    BlockStrideAlignment parsed;  // spelled alike
-    read_field(size, field, parsed);
-    out.push_back({parsed.value, parsed.kind == BlockStrideAlignment::Kind::kMultipleOf});
+    if (PyIndex_Check(size.ptr())) {
+      read_field(size, field, out.emplace_back(KernelBlockSize{0, false}).tokens);
+      continue;
+    }
+    BlockStrideAlignment multiple;  // spelled alike
+    if (!py::hasattr(size, "base") && !py::isinstance<py::dict>(size)) reject(size);
+    read_field(size, field, multiple);
+    out.push_back({multiple.value, true});
   }
 }
 

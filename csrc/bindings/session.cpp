@@ -1,5 +1,6 @@
 #include "bindings/session.h"
 
+#include <algorithm>
 #include <string>
 
 #include "bindings/field_conversion.h"
@@ -14,6 +15,11 @@ template <class T>
 T& at(std::vector<T>& values, size_t i) {
   if (i >= values.size()) values.resize(i + 1);
   return values[i];
+}
+
+void require_sequence(py::handle in, const char* name) {
+  if (PySequence_Check(in.ptr()) && !PyUnicode_Check(in.ptr())) return;
+  throw py::type_error(std::string(name) + " must be a list, got " + Py_TYPE(in.ptr())->tp_name);
 }
 
 GroupRole read_role(py::handle role) {
@@ -66,7 +72,16 @@ SpecId Session::find_same(py::handle spec) {
 }
 
 SpecId Session::read_spec(py::handle spec) {
-  if (const auto it = spec_ids_.find(spec.ptr()); it != spec_ids_.end()) return it->second;
+  // Every object that was read is kept alive, by the caller or here: an address names one spec.
+  auto& [object, id] = spec_ids_[reinterpret_cast<uintptr_t>(spec.ptr()) / 16 % spec_ids_.size()];
+  if (object != spec.ptr()) {
+    id = read_unknown_spec(spec);
+    object = spec.ptr();
+  }
+  return id;
+}
+
+SpecId Session::read_unknown_spec(py::handle spec) {
   SpecId id = find_same(spec);
   if (!id.valid()) {
     id = request_.add_spec(model_.read_spec(spec));
@@ -74,11 +89,14 @@ SpecId Session::read_spec(py::handle spec) {
     py::object& slot = at(spec_objects_, id.pos());
     if (!slot) slot = py::reinterpret_borrow<py::object>(spec);
   }
-  spec_ids_.emplace(spec.ptr(), id);
   return id;
 }
 
 LayerId Session::read_name(py::handle name) {
+  // Workers and groups mostly name the same objects in the same order.
+  if (next_name_ < layer_objects_.size() && layer_objects_[next_name_].name.is(name)) {
+    return LayerId(next_name_++);
+  }
   Py_ssize_t size = 0;
   const char* text =
       PyUnicode_Check(name.ptr()) ? PyUnicode_AsUTF8AndSize(name.ptr(), &size) : nullptr;
@@ -88,8 +106,9 @@ LayerId Session::read_name(py::handle name) {
                          py::repr(name).cast<std::string>());
   }
   const LayerId id = request_.add_layer_name({text, static_cast<size_t>(size)});
-  py::object& slot = at(name_objects_, id.pos());
-  if (!slot) slot = py::reinterpret_borrow<py::object>(name);
+  py::object& known = at(layer_objects_, id.pos()).name;
+  if (!known) known = py::reinterpret_borrow<py::object>(name);
+  next_name_ = id.pos() + 1;
   return id;
 }
 
@@ -98,13 +117,19 @@ LayerSpecs Session::read_layers(py::handle mapping) {
     throw py::type_error("expected a dict of layer names to KV cache specs, got " +
                          std::string(Py_TYPE(mapping.ptr())->tp_name));
   }
+  const auto count = static_cast<size_t>(PyDict_Size(mapping.ptr()));
   LayerSpecs layers;
-  layers.reserve(static_cast<size_t>(PyDict_Size(mapping.ptr())));
+  layers.reserve(count);
+  layer_objects_.reserve(std::max(count, layer_objects_.size()));
+  request_.names()->reserve(std::max(count, layer_objects_.size()));
   for (const auto& item : py::reinterpret_borrow<py::dict>(mapping)) {
     const LayerId name = read_name(item.first);
     const SpecId spec = read_spec(item.second);
-    LayerObject& known = at(layer_objects_, name.pos());
-    if (!known.spec) known = {py::reinterpret_borrow<py::object>(item.second), spec};
+    LayerObject& known = layer_objects_[name.pos()];
+    if (!known.spec) {
+      known.spec = py::reinterpret_borrow<py::object>(item.second);
+      known.id = spec;
+    }
     layers.push_back({name, spec});
   }
   return layers;
@@ -115,7 +140,10 @@ KVCacheGroups Session::read_groups(py::handle groups) {
   for (py::handle object : groups) {
     KVCacheGroup group;
     const GroupFields fields = model_.read_group(object);
+    require_sequence(fields.layer_names, "layer_names of a KV cache group");
     for (py::handle name : fields.layer_names) group.layers.push_back(read_name(name));
+    // The group object may hand out a new spec each time it is asked.
+    kept_specs_.push_back(fields.spec);
     if (model_.is_uniform_type(fields.spec)) {
       LayerSpecs specs = read_layers(model_.uniform_type_specs(fields.spec));
       if (specs.empty()) throw InvalidArgument("UniformTypeKVCacheSpecs holds no layers");
@@ -123,8 +151,6 @@ KVCacheGroups Session::read_groups(py::handle groups) {
       group.layer_specs = std::make_shared<const LayerSpecs>(std::move(specs));
     } else {
       group.spec = read_spec(fields.spec);
-      // The group object may hand out a new spec each time it is asked.
-      kept_specs_.push_back(fields.spec);
     }
     group.is_eagle_group = fields.is_eagle_group;
     group.host_resident = fields.host_resident;
@@ -136,26 +162,34 @@ KVCacheGroups Session::read_groups(py::handle groups) {
   return result;
 }
 
+size_t Session::read_list(py::object mapping) {
+  // Ranks that share a dict mostly stand side by side. To read one again costs only time.
+  constexpr size_t kRecent = 16;
+  for (size_t i = 0; i < std::min(kRecent, lists_.size()); ++i) {
+    const auto& [object, list] = lists_[lists_.size() - 1 - i];
+    if (object.is(mapping)) return list;
+  }
+  const size_t list = request_.add_layers(read_layers(mapping));
+  lists_.emplace_back(std::move(mapping), list);
+  return list;
+}
+
 void Session::read_workers(py::handle kv_cache_specs, py::handle available_memory) {
+  require_sequence(kv_cache_specs, "kv_cache_specs");
+  require_sequence(available_memory, "available_memory");
   const size_t workers = py::len(kv_cache_specs);
   if (workers != py::len(available_memory)) {
     throw InvalidArgument(
         "kv_cache_specs has " + std::to_string(workers) + " workers, available_memory " +
         std::to_string(py::len(available_memory)) + " entries; give one a worker");
   }
-  std::unordered_map<PyObject*, size_t> lists;
   const py::sequence dicts = py::reinterpret_borrow<py::sequence>(kv_cache_specs);
   size_t worker = 0;
   for (py::handle memory : available_memory) {
-    const py::object mapping = dicts[worker];
-    auto it = lists.find(mapping.ptr());
-    if (it == lists.end()) {
-      const size_t list = request_.add_layers(read_layers(mapping));
-      it = lists.emplace(mapping.ptr(), list).first;
-    }
+    const size_t list = read_list(dicts[worker]);
     int64_t bytes = 0;
     read_field(memory, "available_memory[" + std::to_string(worker) + "]", bytes);
-    request_.add_worker(it->second, bytes);
+    request_.add_worker(list, bytes);
     ++worker;
   }
 }
@@ -176,14 +210,17 @@ py::object Session::layer_spec_object(const LayerSpec& layer, const SpecTable& s
 
 py::list Session::names(const std::vector<LayerId>& layers) const {
   py::list list(layers.size());
-  for (size_t i = 0; i < layers.size(); ++i) list[i] = name_objects_[layers[i].pos()];
+  for (size_t i = 0; i < layers.size(); ++i) {
+    PyList_SET_ITEM(list.ptr(), i,
+                    py::object(layer_objects_[layers[i].pos()].name).release().ptr());
+  }
   return list;
 }
 
 py::dict Session::layer_dict(const LayerSpecs& layers, const SpecTable& specs) {
   py::dict dict;
   for (const LayerSpec& l : layers) {
-    dict[name_objects_[l.layer.pos()]] = layer_spec_object(l, specs);
+    dict[layer_objects_[l.layer.pos()].name] = layer_spec_object(l, specs);
   }
   return dict;
 }

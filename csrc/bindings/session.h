@@ -2,7 +2,8 @@
 
 #include <pybind11/pybind11.h>
 
-#include <unordered_map>
+#include <array>
+#include <utility>
 #include <vector>
 
 #include "bindings/object_model.h"
@@ -42,7 +43,9 @@ class Session {
   pybind11::list take_notices();
 
  private:
+  size_t read_list(pybind11::object mapping);
   SpecId read_spec(pybind11::handle spec);
+  SpecId read_unknown_spec(pybind11::handle spec);
   SpecId find_same(pybind11::handle spec);
   LayerId read_name(pybind11::handle name);
 
@@ -52,8 +55,9 @@ class Session {
     PyObject* object;
     SpecId id;
   };
-  /// What a layer came in with first.
+  /// A layer's name, and the spec that it came in with first.
   struct LayerObject {
+    pybind11::object name;
     pybind11::object spec;
     SpecId id;
   };
@@ -61,12 +65,13 @@ class Session {
   const ObjectModel& model_;
   PlanRequest request_;
   Notices notices_;
-  std::unordered_map<PyObject*, SpecId> spec_ids_;  // of objects that the caller keeps alive
   std::vector<KnownSpec> recent_specs_;
-  std::vector<pybind11::object> kept_specs_;    // that only a group may have held
-  std::vector<pybind11::object> spec_objects_;  // by SpecId
-  std::vector<LayerObject> layer_objects_;      // by LayerId
-  std::vector<pybind11::object> name_objects_;  // by LayerId
+  std::array<std::pair<PyObject*, SpecId>, 64> spec_ids_{};  // by address; a cache, not complete
+  std::vector<std::pair<pybind11::object, size_t>> lists_;   // mappings, and the request's list
+  std::vector<pybind11::object> kept_specs_;                 // that only a group may have held
+  std::vector<pybind11::object> spec_objects_;               // by SpecId
+  std::vector<LayerObject> layer_objects_;                   // by LayerId
+  size_t next_name_ = 0;  // the layer after the one that was read last
 };
 
 void log_notices(const Notices& notices);

@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <functional>
 
@@ -18,6 +19,8 @@ namespace {
 
 using Maker = py::object (*)(const KVCacheSpec&);
 std::array<Maker, kNumSpecKinds> makers;
+using Reader = const KVCacheSpec& (*)(const void*);
+std::array<Reader, kNumSpecKinds> readers;
 std::array<PyTypeObject*, kNumSpecKinds> types;  // classes live as long as the interpreter
 
 std::string type_name(py::handle h) { return Py_TYPE(h.ptr())->tp_name; }
@@ -59,6 +62,20 @@ bool takes_position(SpecKind kind, std::string_view field) {
          field != "is_draft";
 }
 
+/// None stands for "same as head_size", as in vLLM. The core's own mark for that, -1, is no size:
+/// vLLM would compute a page without the last element of K.
+void read_head_size_v(py::handle in, KVCacheSpec& spec) {
+  if (in.is_none()) {
+    spec.head_size_v = -1;
+    return;
+  }
+  read_field(in, "head_size_v", spec.head_size_v);
+  if (spec.head_size_v >= 0) return;
+  throw InvalidArgument(std::string(class_name(spec.kind)) +
+                        ": head_size_v must be 0 or more, or None for head_size, got " +
+                        std::to_string(spec.head_size_v));
+}
+
 KVCacheSpec build(SpecKind kind, const py::args& args, const py::kwargs& kwargs) {
   KVCacheSpec spec = default_spec(kind);
   const std::string name(class_name(kind));
@@ -75,12 +92,11 @@ KVCacheSpec build(SpecKind kind, const py::args& args, const py::kwargs& kwargs)
       read_field(args[position++], field.name, spec.*field.member);
     } else if (by_keyword) {
       ++used;
-      // None stands for "same as head_size", as in vLLM.
-      if (by_keyword.is_none() && field.name == "head_size_v") {
-        spec.head_size_v = -1;
-        return;
+      if (field.name == "head_size_v") {
+        read_head_size_v(by_keyword, spec);
+      } else {
+        read_field(by_keyword, field.name, spec.*field.member);
       }
-      read_field(by_keyword, field.name, spec.*field.member);
     } else if (field.use == FieldUse::kRequired) {
       throw py::type_error(name + " needs " + key);
     }
@@ -215,6 +231,9 @@ py::class_<Object, Base> bind_class(py::module_& m, SpecKind kind, const char* d
   }));
   def_fields(cls, kind, base);
   makers[static_cast<size_t>(kind)] = &make<Object>;
+  readers[static_cast<size_t>(kind)] = [](const void* object) -> const KVCacheSpec& {
+    return static_cast<const Object*>(object)->value;
+  };
   types[static_cast<size_t>(kind)] = reinterpret_cast<PyTypeObject*>(cls.ptr());
   return cls;
 }
@@ -479,6 +498,17 @@ py::object make_spec_object(const KVCacheSpec& spec) {
 }
 
 const KVCacheSpec& spec_value(py::handle object) {
+  // Almost always a class of kvplan's itself, and then pybind11's conversion costs ten times as
+  // much as this.
+  const auto type = std::find(types.begin(), types.end(), Py_TYPE(object.ptr()));
+  if (type != types.end()) {
+    auto* instance = reinterpret_cast<py::detail::instance*>(object.ptr());
+    const void* held = instance->get_value_and_holder().value_ptr<void>();
+    if (held == nullptr) {
+      throw py::type_error(type_name(object) + " was made without calling __init__");
+    }
+    return readers[static_cast<size_t>(type - types.begin())](held);
+  }
   if (!py::isinstance<SpecObject>(object)) {
     throw py::type_error("expected a kvplan KV cache spec, got " + type_name(object));
   }

@@ -304,6 +304,14 @@ py::list field_names(const std::string& class_name) {
   return names;
 }
 
+py::list class_names() {
+  py::list names;
+  for (int i = 0; i < kNumSpecKinds; ++i) {
+    names.append(std::string(class_name(static_cast<SpecKind>(i))));
+  }
+  return names;
+}
+
 std::string base_of(const std::string& class_name) {
   return std::string(uniform_type_base(default_spec(parse_spec_kind(class_name))));
 }
@@ -335,6 +343,7 @@ void bind_vllm_planning(py::module_& m) {
             return self.objects.make_spec(spec_value(spec));
           },
           py::arg("spec"), "vLLM's object for a spec of kvplan's.");
+  m.def("spec_class_names", &class_names, "The spec classes that kvplan has.");
   m.def("spec_field_names", &field_names, py::arg("class_name"),
         "The fields of a spec class, in the order of vLLM's dataclass.");
   m.def("spec_uniform_type_base", &base_of, py::arg("class_name"),

@@ -175,7 +175,7 @@ kvplan_status kvplan_plan_tensor(const kvplan_plan* plan, size_t worker, size_t 
 const char* kvplan_plan_layer_name(const kvplan_plan* plan, int32_t layer_id) {
   if (plan == nullptr || layer_id < 0) return nullptr;
   const kvplan::LayerId id(layer_id);
-  return id.pos() < plan->plan.names->size() ? (*plan->plan.names)[id].c_str() : nullptr;
+  return id.pos() < plan->plan.names->size() ? (*plan->plan.names)[id].data() : nullptr;
 }
 
 size_t kvplan_plan_num_notices(const kvplan_plan* plan) {

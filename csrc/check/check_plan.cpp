@@ -58,7 +58,7 @@ std::vector<Violation> check(const Plan& plan, size_t max_violations) {
   placement.layout = plan.config.kv_cache_layout;
   placement.allow_foreign_layers = plan.config.place_foreign_layers;
   for (size_t i = 0; i < plan.names->size(); ++i) {
-    placement.layer_names.push_back((*plan.names)[LayerId(i)]);
+    placement.layer_names.emplace_back((*plan.names)[LayerId(i)]);
   }
   std::vector<Violation> found;
   std::vector<std::optional<int64_t>> smallest_budget(plan.stages.size());

@@ -52,6 +52,7 @@ void validate(const PlanningConfig& c) {
   require_at_least("num_prefill_lookahead_tokens", c.num_prefill_lookahead_tokens, 0);
   require_at_least("block_size", c.block_size, 1);
   require_at_least("prefix_match_unit", c.prefix_match_unit, 1);
+  require_at_least("prefix_cache_retention_interval", c.prefix_cache_retention_interval, 0);
   require_at_least("max_groups", c.max_groups, 1);
   require_at_least("reference_model_len", c.reference_model_len, 1);
   for (const KernelBlockSize& k : c.attention_kernel_block_sizes) {

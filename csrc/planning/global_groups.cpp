@@ -11,6 +11,7 @@ namespace {
 /// The layers of all workers in order of first appearance.
 LayerSpecs merge_layer_lists(const PlanningContext& ctx, const std::vector<LayerSpecs>& lists) {
   LayerSpecs merged;
+  if (!lists.empty()) merged.reserve(lists[0].size());
   std::vector<SpecId> spec_of(ctx.names.size());
   for (const LayerSpecs& list : lists) {
     for (const LayerSpec& l : list) {
@@ -18,7 +19,7 @@ LayerSpecs merge_layer_lists(const PlanningContext& ctx, const std::vector<Layer
       if (!known.valid()) {
         known = l.spec;
         merged.push_back(l);
-      } else if (!ctx.specs.equal(known, l.spec)) {
+      } else if (known != l.spec && !ctx.specs.equal(known, l.spec)) {
         throw InconsistentSpec(
             "The KV cache specs for the same layer are different across workers. This is not "
             "supported yet. Layer " +
@@ -31,7 +32,10 @@ LayerSpecs merge_layer_lists(const PlanningContext& ctx, const std::vector<Layer
 }
 
 void check_registered(const PlanningContext& ctx, const LayerSpecs& layers) {
+  SpecId last;
   for (const LayerSpec& l : layers) {
+    if (l.spec == last) continue;
+    last = l.spec;
     if (!uniform_type_base(ctx.spec(l)).empty()) continue;
     throw InvalidArgument("Unsupported KV cache spec type for layer " + ctx.name(l.layer) + ": " +
                           std::string(class_name(ctx.spec(l).kind)) +

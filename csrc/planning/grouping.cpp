@@ -67,7 +67,7 @@ bool groups_partition_layers_exactly(const KVCacheGroups& groups, const LayerSpe
 
 void check_exact_partition(const PlanningContext& ctx, const KVCacheGroups& groups,
                            const LayerSpecs& layers) {
-  std::vector<bool> grouped(ctx.names.size());
+  std::vector<char> grouped(ctx.names.size());
   for (const KVCacheGroup& g : groups) {
     for (LayerId layer : g.layers) {
       if (grouped[layer.pos()]) {

@@ -1,33 +1,84 @@
 #include "kvplan/groups.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "kvplan/errors.h"
 
 namespace kvplan {
 
+namespace {
+
+/// Eight bytes at a time: names share long prefixes and are hashed once for every plan.
+size_t hash_name(std::string_view name) {
+  uint64_t hash = name.size();
+  const auto mix = [&](uint64_t word) {
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
+    hash ^= hash >> 32;
+  };
+  size_t i = 0;
+  for (; i + 8 <= name.size(); i += 8) {
+    uint64_t word;
+    std::memcpy(&word, name.data() + i, 8);
+    mix(word);
+  }
+  uint64_t rest = 0;
+  std::memcpy(&rest, name.data() + i, name.size() - i);
+  mix(rest);
+  return hash;
+}
+
+}  // namespace
+
+void NameTable::reserve(size_t count) {
+  names_.reserve(count);
+  index_.reserve(count);
+}
+
+std::string_view NameTable::store(std::string_view name) {
+  if (num_free_ <= name.size()) {
+    // The first chunks are of a size that malloc has at hand.
+    constexpr size_t kSmall = 1000, kLarge = 1 << 16;
+    num_free_ = std::max(name.size() + 1, chunks_.size() < 8 ? kSmall : kLarge);
+    chunks_.push_back(std::make_unique_for_overwrite<char[]>(num_free_));
+    free_ = chunks_.back().get();
+  }
+  char* text = free_;
+  std::memcpy(text, name.data(), name.size());
+  text[name.size()] = '\0';
+  free_ += name.size() + 1;
+  num_free_ -= name.size() + 1;
+  return {text, name.size()};
+}
+
 LayerId NameTable::intern(std::string_view name) {
-  if (const auto it = ids_.find(name); it != ids_.end()) return it->second;
+  const size_t hash = hash_name(name);
+  const size_t known = index_.find(hash, [&](size_t i) { return names_[i] == name; });
+  if (known != index_.kNone) return LayerId(known);
   if (name.empty()) throw InvalidArgument("a layer name is empty");
   const LayerId id(names_.size());
-  names_.emplace_back(name);
-  ids_.emplace(names_.back(), id);
+  names_.push_back(store(name));
+  index_.add(hash, id.pos());
   return id;
 }
 
 LayerId NameTable::find(std::string_view name) const {
-  const auto it = ids_.find(name);
-  return it == ids_.end() ? LayerId() : it->second;
+  const size_t hash = hash_name(name);
+  const size_t known = index_.find(hash, [&](size_t i) { return names_[i] == name; });
+  return known == index_.kNone ? LayerId() : LayerId(known);
 }
 
 SpecId SpecTable::intern(const KVCacheSpec& spec) {
   const size_t hash = hash_value(spec);
   SpecId equality_class;
-  const auto [begin, end] = ids_.equal_range(hash);
-  for (auto it = begin; it != end; ++it) {
-    const Entry& entry = entries_[it->second.pos()];
-    if (!(entry.spec == spec)) continue;
-    if (entry.spec.is_draft == spec.is_draft) return it->second;
+  const size_t known = index_.find(hash, [&](size_t i) {
+    const Entry& entry = entries_[i];
+    if (!(entry.spec == spec)) return false;
+    if (entry.spec.is_draft == spec.is_draft) return true;
     equality_class = entry.equality_class;
-  }
+    return false;
+  });
+  if (known != index_.kNone) return SpecId(known);
   const SpecId id(entries_.size());
   int64_t page = 0;
   try {
@@ -36,7 +87,7 @@ SpecId SpecTable::intern(const KVCacheSpec& spec) {
     // Planning may never ask for this page, and vLLM fails only where it does.
   }
   entries_.push_back({spec, equality_class.valid() ? equality_class : id, page});
-  ids_.emplace(hash, id);
+  index_.add(hash, id.pos());
   return id;
 }
 

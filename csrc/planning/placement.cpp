@@ -38,14 +38,25 @@ std::vector<SpecLayers> layers_by_spec(const PlanningContext& ctx, const Plannin
   return result;
 }
 
+/// Calls `visit(spec, count)` for runs of layers that share a spec, in the group's order.
+template <class Visit>
+void for_each_run(const KVCacheGroup& group, Visit&& visit) {
+  if (!group.is_uniform_type()) {
+    if (!group.layers.empty()) visit(group.spec, static_cast<int64_t>(group.layers.size()));
+    return;
+  }
+  for (size_t i = 0; i < group.layers.size(); ++i) visit(layer_spec_id(group, i), int64_t{1});
+}
+
 template <class Bytes>
 int64_t widest_group(const KVCacheGroups& groups, Bytes bytes_of_spec) {
   int64_t widest = 0;
   for (const KVCacheGroup& g : groups) {
     int64_t width = 0;
-    for (size_t i = 0; i < g.layers.size(); ++i) {
-      width = checked::add(width, bytes_of_spec(layer_spec_id(g, i)), "bytes per block");
-    }
+    for_each_run(g, [&](SpecId spec, int64_t count) {
+      const int64_t bytes = checked::mul(bytes_of_spec(spec), count, "bytes per block");
+      width = checked::add(width, bytes, "bytes per block");
+    });
     widest = std::max(widest, width);
   }
   return widest;
@@ -69,10 +80,9 @@ int64_t group_stride_alignment(const PlanningContext& ctx, const KVCacheGroup& g
   if (!g.is_uniform_type() && ctx.spec(g.spec).kind == SpecKind::kHiSparseHot) {
     alignment = ctx.page(g.spec);
   }
-  for (size_t i = 0; i < g.layers.size(); ++i) {
-    alignment =
-        checked::lcm(alignment, stride_alignment(layer_spec_id(g, i)), "block stride alignment");
-  }
+  for_each_run(g, [&](SpecId spec, int64_t) {
+    alignment = checked::lcm(alignment, stride_alignment(spec), "block stride alignment");
+  });
   return alignment;
 }
 
@@ -105,11 +115,11 @@ void validate_kv_cache_layout(const PlanningContext& ctx, KVCacheLayout layout,
   std::set<int64_t> page_sizes;
   int64_t last = 0;
   for (const KVCacheGroup& g : groups) {
-    for (size_t i = 0; i < g.layers.size(); ++i) {
-      const int64_t page = ctx.page(layer_spec_id(g, i));
+    for_each_run(g, [&](SpecId spec, int64_t) {
+      const int64_t page = ctx.page(spec);
       if (page != last) page_sizes.insert(page);
       last = page;
-    }
+    });
   }
   if (page_sizes.size() == 1) return;
   // Pages of several sizes lie side by side in a block, so each must be one run of bytes, and with

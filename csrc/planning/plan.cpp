@@ -38,8 +38,8 @@ void validate_groups(const PlanRequest& request, const KVCacheGroups& groups) {
     for (LayerId layer : g.layers) {
       require_layer(layer);
       if (grouped[layer.pos()]) {
-        throw InconsistentSpec("KV cache group overlaps: layer " + (*request.names())[layer] +
-                               " is in two groups.");
+        throw InconsistentSpec("KV cache group overlaps: layer " +
+                               std::string((*request.names())[layer]) + " is in two groups.");
       }
       grouped[layer.pos()] = true;
     }

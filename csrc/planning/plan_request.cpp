@@ -23,11 +23,10 @@ PlanRequest::PlanRequest() : names_(std::make_shared<NameTable>()) {}
 
 size_t PlanRequest::add_layers(LayerSpecs layers) {
   const size_t hash = hash_layers(layers);
-  const auto [begin, end] = lists_by_hash_.equal_range(hash);
-  for (auto it = begin; it != end; ++it) {
-    if (layer_lists_[it->second] == layers) return it->second;
-  }
-  std::vector<bool> seen(names_->size());
+  const size_t known =
+      lists_by_hash_.find(hash, [&](size_t i) { return layer_lists_[i] == layers; });
+  if (known != lists_by_hash_.kNone) return known;
+  std::vector<char> seen(names_->size());
   for (const LayerSpec& l : layers) {
     if (!l.layer.valid() || l.layer.pos() >= names_->size() || !l.spec.valid() ||
         l.spec.pos() >= specs_.size()) {
@@ -37,11 +36,12 @@ size_t PlanRequest::add_layers(LayerSpecs layers) {
                             std::to_string(specs_.size()) + " specs");
     }
     if (seen[l.layer.pos()]) {
-      throw InvalidArgument("layer " + (*names_)[l.layer] + " is listed twice for one worker");
+      throw InvalidArgument("layer " + std::string((*names_)[l.layer]) +
+                            " is listed twice for one worker");
     }
     seen[l.layer.pos()] = true;
   }
-  lists_by_hash_.emplace(hash, layer_lists_.size());
+  lists_by_hash_.add(hash, layer_lists_.size());
   layer_lists_.push_back(std::move(layers));
   return layer_lists_.size() - 1;
 }

@@ -5,17 +5,15 @@ namespace kvplan {
 KVCacheGroups project_kv_cache_groups_to_worker(const PlanningContext& ctx,
                                                 const KVCacheGroups& groups,
                                                 const LayerSpecs& worker_layers) {
-  std::vector<bool> owned(ctx.names.size());
+  std::vector<char> owned(ctx.names.size());
   for (const LayerSpec& l : worker_layers) owned[l.layer.pos()] = true;
 
   KVCacheGroups projected;
   projected.reserve(groups.size());
   for (const KVCacheGroup& group : groups) {
-    std::vector<LayerId> layers;
-    for (LayerId layer : group.layers) {
-      if (owned[layer.pos()]) layers.push_back(layer);
-    }
     projected.push_back(group);
+    std::vector<LayerId>& layers = projected.back().layers;
+    std::erase_if(layers, [&](LayerId layer) { return !owned[layer.pos()]; });
     if (layers.size() == group.layers.size()) continue;
     // A stage that owns none keeps all specs: the scheduler is set up from any one worker's groups.
     if (!layers.empty() && group.is_uniform_type()) {
@@ -27,7 +25,6 @@ KVCacheGroups project_kv_cache_groups_to_worker(const PlanningContext& ctx,
       projected.back().spec = specs[0].spec;
       projected.back().layer_specs = std::make_shared<const LayerSpecs>(std::move(specs));
     }
-    projected.back().layers = std::move(layers);
   }
   return projected;
 }

@@ -49,6 +49,7 @@ void check_attention(const KVCacheSpec& s) {
   require_at_least(s, "num_kv_heads", s.num_kv_heads, 1);
   require_at_least(s, "head_size", s.head_size, 1);
   require_at_least(s, "head_size_v", s.head_size_v, 0);
+  require_at_least(s, "kv_quant_mode", s.kv_quant_mode, 0);
   require_positive(s, "max_tp_shards", s.max_tp_shards);
   require_positive(s, "num_head_slots", s.num_head_slots);
   require_positive(s, "state_content_bytes", s.state_content_bytes);

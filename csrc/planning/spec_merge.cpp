@@ -3,6 +3,7 @@
 #include "kvplan/errors.h"
 #include "kvplan/spec.h"
 #include "planning/spec_fields.h"
+#include "planning/uniformity.h"
 
 namespace kvplan {
 namespace {
@@ -147,6 +148,34 @@ KVCacheSpec merge_equal(Specs specs) {
 }
 
 }  // namespace
+
+bool kinds_merge(const KVCacheSpec& first, const KVCacheSpec& other) {
+  switch (first.kind) {
+    case SpecKind::kFullAttention:
+    case SpecKind::kSinkFullAttention:
+      return is_full_attention(other.kind) && !is_mla(other.kind);
+    case SpecKind::kMLAAttention:
+    case SpecKind::kHiddenStateCache:
+      return is_mla(other.kind);
+    default:
+      return first.kind == other.kind;
+  }
+}
+
+size_t merge_key(const KVCacheSpec& spec) {
+  if (spec.kind == SpecKind::kSlidingWindowMLA) {
+    KVCacheSpec compared = default_spec(spec.kind);
+    compared.sliding_window = spec.sliding_window;
+    compared.tokens_per_state = spec.tokens_per_state;
+    return hash_value(compared);
+  }
+  if (!is_full_attention(spec.kind)) return hash_value(spec);  // merges with its equals only
+  KVCacheSpec compared = default_spec(SpecKind::kCrossAttention);
+  for_each_field(compared.kind, [&](const auto& field) {
+    if (field.compared) compared.*field.member = spec.*field.member;
+  });
+  return hash_value(compared) + is_mla(spec.kind);
+}
 
 KVCacheSpec merge(Specs specs) {
   if (specs.empty()) throw InvalidArgument("merge needs at least one spec");

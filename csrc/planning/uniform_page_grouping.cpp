@@ -40,13 +40,18 @@ std::vector<MergeBucket> bucket_by_merge(const PlanningContext& ctx, const Layer
   }
 
   std::vector<MergeBucket> buckets;
+  detail::PositionIndex by_key;  // of what a bucket's specs have in common
   for (size_t i = 0; i < distinct.size(); ++i) {
-    auto bucket = std::find_if(buckets.begin(), buckets.end(),
-                               [&](MergeBucket& b) { return try_add(ctx, b, distinct[i]); });
-    if (bucket == buckets.end()) {
-      bucket = buckets.insert(bucket, MergeBucket{{distinct[i]}, {}});
+    const size_t key = merge_key(ctx.spec(distinct[i]));
+    size_t bucket =
+        by_key.find(key, [&](size_t b) { return try_add(ctx, buckets[b], distinct[i]); });
+    if (bucket == by_key.kNone) {
+      bucket = buckets.size();
+      buckets.push_back({{distinct[i]}, {}});
+      by_key.add(key, bucket);
     }
-    bucket->layers.insert(bucket->layers.end(), layers_of[i].begin(), layers_of[i].end());
+    LayerSpecs& members = buckets[bucket].layers;
+    members.insert(members.end(), layers_of[i].begin(), layers_of[i].end());
   }
   return buckets;
 }

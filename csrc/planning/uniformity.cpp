@@ -7,7 +7,10 @@ namespace kvplan {
 std::vector<SpecId> distinct_specs(const PlanningContext& ctx, const LayerSpecs& layers) {
   std::vector<SpecId> distinct;
   std::vector<bool> seen(ctx.specs.size());
+  SpecId last;
   for (const LayerSpec& l : layers) {
+    if (l.spec == last) continue;
+    last = l.spec;
     const SpecId key = ctx.specs.equality_class(l.spec);
     if (seen[key.pos()]) continue;
     seen[key.pos()] = true;
@@ -31,8 +34,12 @@ bool may_share_group(const PlanningContext& ctx, SpecId first, SpecId other) {
 
 bool is_kv_cache_spec_uniform(const PlanningContext& ctx, const LayerSpecs& layers) {
   if (layers.empty()) return true;
+  const std::vector<SpecId> distinct = distinct_specs(ctx, layers);
+  for (SpecId id : distinct) {
+    if (!kinds_merge(ctx.spec(distinct[0]), ctx.spec(id))) return false;
+  }
   try {
-    merge_specs(ctx, distinct_specs(ctx, layers));
+    merge_specs(ctx, distinct);
   } catch (const MergeError&) {
     return false;
   }

@@ -130,9 +130,9 @@ int main() try {
 
   // Where an engine would place its buffers: one allocation a worker, and views into it.
   for (const kvplan::KVCacheTensor& t : plan.stage_of(0).tensors) {
-    const std::string& first = (*plan.names)[t.layers[0]];
+    const std::string_view first = (*plan.names)[t.layers[0]];
     std::printf("  %zu layers from %s: offset %lld, a layer every %lld bytes, a block every %lld\n",
-                t.layers.size(), first.c_str(), static_cast<long long>(t.offset),
+                t.layers.size(), first.data(), static_cast<long long>(t.offset),
                 static_cast<long long>(t.layer_stride), static_cast<long long>(t.block_stride));
   }
 

@@ -1,6 +1,8 @@
 """The mirrored functions: both call forms, in-place effects, and nothing changed on failure."""
 
 import copy
+import gc
+import pickle
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -111,6 +113,63 @@ class TestGetKVCacheConfigs:
         assert second.num_blocks != 7
         assert copy.deepcopy(second) == second
 
+    def test_a_plan_outlives_its_input(self):
+        config = kvplan.PlanningConfig(max_model_len=4096, kv_cache_layout="BLHNC")
+        names = [f"layers.{i}" for i in range(6)]
+        specs = [
+            FullAttentionSpec(block_size=16, num_kv_heads=1 + i, head_size=128, dtype="bfloat16")
+            for i in range(6)
+        ]
+        layers = dict(zip(names, specs, strict=True))
+        plan = kvplan.plan(config, [layers], [1 << 30])
+        layers.clear()
+        del layers, specs
+        gc.collect()
+        (group,) = plan.kv_cache_groups
+        assert group.layer_names == names
+        # The very strings that came in.
+        assert all(a is b for a, b in zip(group.layer_names, names, strict=True))
+        heads = [spec.num_kv_heads for spec in group.kv_cache_spec.kv_cache_specs.values()]
+        assert heads == [1, 2, 3, 4, 5, 6]
+        (found,) = plan.kv_cache_configs
+        assert [tensor.layers for tensor in found.kv_cache_tensors] == [[n] for n in names]
+
+    def test_workers_may_spell_and_order_the_same_layers_with_other_objects(self):
+        config = kvplan.PlanningConfig(max_model_len=4096)
+        ours = hybrid_layers()
+        theirs = {f"layers.{i}": copy.copy(ours[f"layers.{i}"]) for i in reversed(range(6))}
+        alike = pickle.loads(pickle.dumps(ours))
+        found = kvplan.get_kv_cache_configs(config, [ours, theirs, alike], [1 << 30] * 3)
+        assert found[0] == found[1] == found[2]
+
+    def test_specs_that_a_mapping_makes_anew_are_told_apart(self):
+        """Their memory may be reused while the layers are still being read."""
+
+        class Group(KVCacheGroupSpec):
+            @property
+            def kv_cache_spec(self):
+                return UniformTypeKVCacheSpecs(
+                    16,
+                    {
+                        name: FullAttentionSpec(
+                            block_size=16,
+                            num_kv_heads=int(name),
+                            head_size=128,
+                            dtype="bfloat16",
+                        )
+                        for name in self.layer_names
+                    },
+                )
+
+            @kv_cache_spec.setter
+            def kv_cache_spec(self, value):
+                pass
+
+        groups = [Group([str(i)], FULL) for i in range(1, 40)]
+        widest = max(group.kv_cache_spec.page_size_bytes for group in groups)
+        assert planning._get_kv_cache_bytes_per_block(groups, "BLHNC") == widest
+        assert planning._get_kv_cache_bytes_per_block(groups[:20], "BLHNC") == widest * 20 // 39
+
     def test_memory_for_every_worker(self):
         config = kvplan.PlanningConfig(max_model_len=64)
         with pytest.raises(ValueError, match="kv_cache_specs has 1 workers, available_memory 2"):
@@ -118,7 +177,7 @@ class TestGetKVCacheConfigs:
         with pytest.raises(ValueError, match="no workers"):
             kvplan.get_kv_cache_configs(config, [], [])
 
-    @pytest.mark.parametrize("bad", [float("nan"), 1e9, "1GiB", None])
+    @pytest.mark.parametrize("bad", [float("nan"), 1e9, "1GiB", None, True])
     def test_memory_in_whole_bytes(self, bad):
         with pytest.raises(TypeError, match=r"available_memory\[0\] must be an integer"):
             kvplan.get_kv_cache_configs(
@@ -138,6 +197,18 @@ class TestGetKVCacheConfigs:
             kvplan.get_kv_cache_configs(
                 kvplan.PlanningConfig(max_model_len=64), [{"": FULL}], [1 << 30]
             )
+
+    @pytest.mark.parametrize("field", ["attention_kernel_block_sizes", "mla_kernel_block_sizes"])
+    def test_kernel_block_sizes_are_named(self, field):
+        for bad in (16, None, "16", ["16"], [None], {"multiple_of": 16}, [1.5]):
+            with pytest.raises(TypeError, match=f"{field} must be a sequence of tokens"):
+                kvplan.PlanningConfig(max_model_len=64, **{field: bad})
+        with pytest.raises(ValueError, match=f"{field} must be at least 1, got 0"):
+            kvplan.PlanningConfig(max_model_len=64, **{field: [16, 0]})
+
+    def test_a_retention_interval_is_not_negative(self):
+        with pytest.raises(ValueError, match="prefix_cache_retention_interval must be at least 0"):
+            kvplan.PlanningConfig(max_model_len=64, prefix_cache_retention_interval=-1)
 
     def test_hisparse_is_left_to_vllm(self):
         config = vllm_config()

@@ -202,6 +202,20 @@ class TestBadFields:
     def test_flags_are_not_numbers(self):
         with pytest.raises(TypeError, match="dcp_sharded must be True or False"):
             FullAttentionSpec(block_size=16, dcp_sharded=1, **ATTENTION)
+        with pytest.raises(TypeError, match="block_size must be an integer, got True"):
+            FullAttentionSpec(block_size=True, **ATTENTION)
+
+    def test_the_head_size_of_v_is_a_size_or_none(self):
+        same = FullAttentionSpec(block_size=16, head_size_v=None, **ATTENTION)
+        assert same.head_size_v == same.head_size
+        with pytest.raises(ValueError, match=r"head_size_v must be 0 or more.* got -1"):
+            FullAttentionSpec(block_size=16, head_size_v=-1, **ATTENTION)
+        with pytest.raises(ValueError, match=r"head_size_v must be 0 or more.* got -1"):
+            same.replace(head_size_v=-1)
+
+    def test_a_quantization_mode_is_not_negative(self):
+        with pytest.raises(ValueError, match="kv_quant_mode must be 0 or more, got -1"):
+            FullAttentionSpec(block_size=16, kv_quant_mode=-1, **ATTENTION)
 
     def test_one_dtype_for_each_state(self):
         with pytest.raises(ValueError, match="one entry for each state"):

@@ -5,9 +5,9 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
+#include "kvplan/detail/position_index.h"
 #include "kvplan/export.h"
 #include "kvplan/spec.h"
 #include "kvplan/types.h"
@@ -24,12 +24,20 @@ class KVPLAN_API NameTable {
   LayerId intern(std::string_view name);
   /// Invalid if the name is not known.
   LayerId find(std::string_view name) const;
-  const std::string& operator[](LayerId id) const { return names_[id.pos()]; }
+  /// Valid as long as the table, and followed by a NUL character.
+  std::string_view operator[](LayerId id) const { return names_[id.pos()]; }
   size_t size() const { return names_.size(); }
+  /// Makes room for this many names in all.
+  void reserve(size_t count);
 
  private:
-  std::deque<std::string> names_;  // stable addresses: `ids_` views into them
-  std::unordered_map<std::string_view, LayerId> ids_;
+  std::string_view store(std::string_view name);
+
+  std::vector<std::string_view> names_;
+  detail::PositionIndex index_;
+  std::vector<std::unique_ptr<char[]>> chunks_;  // the names' characters
+  char* free_ = nullptr;                         // in the last chunk
+  size_t num_free_ = 0;
 };
 
 /// Specs, each distinct value stored once, with the numbers that planning asks for again and again.
@@ -51,7 +59,7 @@ class KVPLAN_API SpecTable {
     int64_t page_size_bytes = 0;  // 0: the spec contradicts itself, which asking for it reports
   };
   std::deque<Entry> entries_;
-  std::unordered_multimap<size_t, SpecId> ids_;
+  detail::PositionIndex index_;
 };
 
 struct LayerSpec {
@@ -104,7 +112,7 @@ struct PlanningContext {
   SpecTable& specs;
   Notices& notices;
 
-  const std::string& name(LayerId id) const { return names[id]; }
+  std::string name(LayerId id) const { return std::string(names[id]); }
   const KVCacheSpec& spec(SpecId id) const { return specs[id]; }
   const KVCacheSpec& spec(const LayerSpec& l) const { return specs[l.spec]; }
   int64_t page(SpecId id) const { return specs.page_size_bytes(id); }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -50,7 +51,7 @@ class KVPLAN_API PlanRequest {
   std::shared_ptr<NameTable> names_;
   SpecTable specs_;
   std::vector<LayerSpecs> layer_lists_;
-  std::unordered_multimap<size_t, size_t> lists_by_hash_;
+  detail::PositionIndex lists_by_hash_;
   std::vector<Worker> workers_;
   std::optional<KVCacheGroups> groups_;
   std::unordered_map<size_t, int64_t> bytes_per_block_;
