@@ -15,21 +15,9 @@ from kvplan import _core
 from kvplan._core import PlanningConfig
 from kvplan.config import as_planning_config
 
-SPEC_CLASSES = (
-    "FullAttentionSpec",
-    "MLAAttentionSpec",
-    "HiddenStateCacheSpec",
-    "RSWASpec",
-    "SinkFullAttentionSpec",
-    "ChunkedLocalAttentionSpec",
-    "SlidingWindowSpec",
-    "SlidingWindowMLASpec",
-    "CircularBufferSpec",
-    "EncoderOnlyAttentionSpec",
-    "CrossAttentionSpec",
-    "MambaSpec",
-)
-"""Those that kvplan plans. HiSparse's are vLLM's."""
+# HiSparse is planned by vLLM, and a custom spec has no class of vLLM's.
+_LEFT_OUT = {"HiSparseHotSpec", "HiSparseResidentSpec", "CustomSpec"}
+SPEC_CLASSES = tuple(name for name in _core.spec_class_names() if name not in _LEFT_OUT)
 
 DTYPES = (
     "bfloat16",

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from kvplan.vllm import conversion, installation, record, report
+from kvplan.vllm import conversion, grouping, installation, record, report
 from kvplan.vllm.dispatch import Answer, StepAside, call
 from kvplan.vllm.installation import Installation
 
@@ -135,9 +135,10 @@ def _prepare_groups(installed: Installation, vllm_config: Any, kv_cache_specs: A
     if vllm_config.model_config.supports_kv_cache_grouping:
         raise StepAside("the model declares its own KV cache groups", by_design=True)
     _require_known_registry(installed)
-    config = conversion.read_config(vllm_config, before_033=False, **installed.grouping)
+    chosen = grouping.keywords(installed, vllm_config, kv_cache_specs)
+    config = conversion.read_config(vllm_config, before_033=False, **chosen)
     groups, notices = installed.planner.global_groups(config, kv_cache_specs)
-    return Answer(groups, lambda: log(installed, notices), verifiable=not installed.grouping)
+    return Answer(groups, lambda: log(installed, notices), verifiable=not chosen)
 
 
 def _prepare_configs(
@@ -149,8 +150,11 @@ def _prepare_configs(
 ) -> Answer:
     _require_default_builder(installed, vllm_config)
     _require_known_registry(installed)
-    grouping = installed.grouping if installed.before_033 else {}
-    config = conversion.read_config(vllm_config, before_033=installed.before_033, **grouping)
+    # From 0.33 on, the groups are there already.
+    chosen = (
+        grouping.keywords(installed, vllm_config, kv_cache_specs) if installed.before_033 else {}
+    )
+    config = conversion.read_config(vllm_config, before_033=installed.before_033, **chosen)
     plan = installed.planner.plan(
         config,
         kv_cache_specs,
@@ -168,7 +172,7 @@ def _prepare_configs(
             if level == "warning":
                 report.once(logging.WARNING, message)
 
-    return Answer(plan["kv_cache_configs"], commit, verifiable=not grouping)
+    return Answer(plan["kv_cache_configs"], commit, verifiable=not chosen)
 
 
 def log(installed: Installation, notices: list[tuple[str, str]]) -> None:

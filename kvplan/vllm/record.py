@@ -9,7 +9,7 @@ from typing import Any
 
 import kvplan
 from kvplan import _core
-from kvplan.vllm import conversion, report
+from kvplan.vllm import conversion, grouping, report
 from kvplan.vllm.installation import Installation
 
 
@@ -25,8 +25,9 @@ def request_text(
     Raises:
         TypeError, ValueError: a spec or a config value that kvplan does not know.
     """
+    chosen = grouping.keywords(installed, vllm_config, kv_cache_specs)
     config = conversion.read_config(
-        vllm_config, before_033=installed.before_033, **installed.grouping, **overrides
+        vllm_config, before_033=installed.before_033, **chosen, **overrides
     )
     specs: list[dict[str, Any]] = []
     index_of: dict[Any, int] = {}
