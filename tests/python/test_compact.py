@@ -3,39 +3,13 @@
 import json
 
 import pytest
+from spec_makers import full, layers, mamba, sliding
 
 import kvplan
 from kvplan import specs
 from kvplan.frontier import DEFAULT_MAX_GROUPS, to_dict
 
 GIB = 1 << 30
-
-
-def full(heads, head_size, block_size=16, **fields):
-    return specs.FullAttentionSpec(
-        block_size=block_size, num_kv_heads=heads, head_size=head_size, dtype="bfloat16", **fields
-    )
-
-
-def sliding(window, heads, head_size, block_size=16, **fields):
-    return specs.SlidingWindowSpec(
-        block_size=block_size,
-        num_kv_heads=heads,
-        head_size=head_size,
-        dtype="bfloat16",
-        sliding_window=window,
-        **fields,
-    )
-
-
-def mamba(page_bytes, block_size):
-    return specs.MambaSpec(block_size=block_size, shapes=((page_bytes // 4,),), dtypes=("float32",))
-
-
-def layers(*counted):
-    """`(count, spec)` pairs as one dict of layer names to specs."""
-    rows = [spec for count, spec in counted for _ in range(count)]
-    return {f"layers.{i}": spec for i, spec in enumerate(rows)}
 
 
 def config(length, max_groups=None, **fields):

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
+from spec_makers import full, layers, mamba, sliding  # noqa: E402
 from to_vllm import vllm_config, vllm_groups, vllm_spec  # noqa: E402
 from vllm.v1 import kv_cache_interface as interface  # noqa: E402
 from vllm.v1.attention.backend import MultipleOf  # noqa: E402
@@ -25,32 +26,6 @@ import kvplan  # noqa: E402
 from kvplan import specs  # noqa: E402
 
 NUM_BLOCKS = 4
-
-
-def full(heads, head_size, block_size=16, **fields):
-    return specs.FullAttentionSpec(
-        block_size=block_size, num_kv_heads=heads, head_size=head_size, dtype="bfloat16", **fields
-    )
-
-
-def sliding(window, heads, head_size, block_size=16, **fields):
-    return specs.SlidingWindowSpec(
-        block_size=block_size,
-        num_kv_heads=heads,
-        head_size=head_size,
-        dtype="bfloat16",
-        sliding_window=window,
-        **fields,
-    )
-
-
-def mamba(page_bytes, block_size):
-    return specs.MambaSpec(block_size=block_size, shapes=((page_bytes // 4,),), dtypes=("float32",))
-
-
-def layers(*counted):
-    rows = [spec for count, spec in counted for _ in range(count)]
-    return {f"layers.{i}": spec for i, spec in enumerate(rows)}
 
 
 def deepseek(scale):
