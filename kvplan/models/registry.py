@@ -244,6 +244,8 @@ def _table() -> dict[str, Architecture]:
     add("WhisperForConditionalGeneration", whisper)
     for name, backend in _ONLY_WITH_BACKEND.items():
         table[name].settings["only_backend"] = backend
+    for name in ("GptOssForCausalLM", "Param2MoEForCausalLM"):
+        table[name].settings["no_replication"] = True
     for name in _SINGLE_STAGE:
         table[name].settings["single_stage"] = True
     for name in _WITHOUT_HEAD_DIM:

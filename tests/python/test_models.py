@@ -150,6 +150,19 @@ def test_tp_that_does_not_divide_the_heads_is_refused():
         planned(config, tensor_parallel_size=4)
 
 
+def test_what_vllm_does_not_replicate():
+    with pytest.raises(ModelError, match="does not replicate its 8 KV heads.*got 16"):
+        models.kv_cache_specs("gpt-oss-120b", ModelOptions(tensor_parallel_size=16))
+    models.kv_cache_specs("gpt-oss-120b", ModelOptions(tensor_parallel_size=8))
+    path = next(path for path in REGISTERED if path.stem == "NemotronHForCausalLM")
+    config = json.loads(path.read_text())["config"]
+    with pytest.raises(ModelError, match=r"Mamba 2's groups \(8\) must be divisible by .*16"):
+        planned(config, tensor_parallel_size=16)
+    dory = {**LLAMA, "architectures": ["DoryForCausalLM"]}
+    with pytest.raises(ModelError, match="on one tensor parallel rank only; got 2"):
+        planned(dory, tensor_parallel_size=2)
+
+
 def test_pipeline_stages_follow_vllm():
     plan_input = planned({**LLAMA, "num_hidden_layers": 10}, pipeline_parallel_size=4)
     assert [len(worker) for worker in plan_input.kv_cache_specs] == [2, 3, 3, 2]

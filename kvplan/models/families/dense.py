@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvplan.models.config_view import ConfigView
+from kvplan.models.errors import ModelError
 from kvplan.models.families.context import FamilyContext
 from kvplan.models.families.windows import model_window, window_of_layers
 from kvplan.models.layers import AttentionLayer, ModelLayers
@@ -13,6 +14,11 @@ def dense(context: FamilyContext) -> ModelLayers:
     text = context.text
     num_layers = context.text.num_layers
     kv_heads = _kv_heads(context)
+    if context.setting("no_replication") and kv_heads % context.tp:
+        raise ModelError(
+            f"{context.architecture}: vLLM does not replicate its {kv_heads} KV heads, so "
+            f"tensor_parallel_size must divide them; got {context.tp}"
+        )
     head_size = _head_size(context)
     windows = window_of_layers(context)
     layers = tuple(

@@ -35,6 +35,8 @@ def dory(context: FamilyContext) -> ModelLayers:
     Mirrors vllm/model_executor/models/dory.py::DoryAttention (0.33).
     """
     text = context.text
+    if context.tp > 1:
+        raise ModelError(f"vLLM runs Dory on one tensor parallel rank only; got {context.tp}")
     num_layers = text.num_layers
     kinds = text.layer_types(num_layers) or [_dory_kind(i) for i in range(num_layers)]
     first = text.optional_size("n_input_layers", 0, minimum=0)

@@ -33,7 +33,12 @@ def mamba2_shapes(
 ) -> Shapes:
     """Convolution and selective-scan state of Mamba 2; groups are replicated to fill the ranks."""
     if num_groups % tp:
-        num_groups += tp - num_groups
+        if num_groups != 1:
+            raise ModelError(
+                f"Mamba 2's groups ({num_groups}) must be divisible by tensor_parallel_size "
+                f"({tp}), or be one"
+            )
+        num_groups = tp
     channels = divide(intermediate + 2 * num_groups * state, tp, "Mamba 2's convolution size")
     heads = divide(num_heads, tp, "Mamba 2's heads")
     return (conv_kernel - 1 + num_speculative, channels), (heads, head_dim, state)
