@@ -151,7 +151,7 @@ def test_tp_that_does_not_divide_the_heads_is_refused():
 
 
 def test_what_vllm_does_not_replicate():
-    with pytest.raises(ModelError, match="does not replicate its 8 KV heads.*got 16"):
+    with pytest.raises(ModelError, match=r"does not replicate its 8 KV heads.*got 16"):
         models.kv_cache_specs("gpt-oss-120b", ModelOptions(tensor_parallel_size=16))
     models.kv_cache_specs("gpt-oss-120b", ModelOptions(tensor_parallel_size=8))
     path = next(path for path in REGISTERED if path.stem == "NemotronHForCausalLM")
