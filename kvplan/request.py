@@ -272,8 +272,11 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def planning_config(self) -> kvplan.PlanningConfig:
         """The `PlanningConfig` to plan with."""
+        fields = msgspec.to_builtins(self.config)
+        if fields.get("model_type", "") is None:
+            del fields["model_type"]
         try:
-            return kvplan.PlanningConfig(**msgspec.to_builtins(self.config))
+            return kvplan.PlanningConfig(**fields)
         except ValueError as e:
             raise RequestError(f"$.config: {e}") from e
 

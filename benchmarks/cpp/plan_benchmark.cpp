@@ -113,10 +113,15 @@ void BM_EqualLayers(benchmark::State& state) { run(state, equal_layers(80, state
 void BM_Gemma3(benchmark::State& state) { run(state, gemma_3(state.range(0))); }
 void BM_CachesOf7Kinds(benchmark::State& state) { run(state, caches_of_7_kinds(state.range(0))); }
 
-// Cost that grows linearly in layers and workers.
-void BM_Layers(benchmark::State& state) {
-  run(state, equal_layers(state.range(0), 1));
-  state.SetComplexityN(state.range(0));
+/// Far beyond any model, as `scale` of `kvplan bench`: half full attention, half windows, over 8
+/// pipeline stages whose ranks share a list of layers.
+void BM_Scale(benchmark::State& state) {
+  Model m(131072);
+  for (int64_t i = 0; i < state.range(0); ++i) {
+    m.add(i % 2 == 0 ? full(8, 128) : sliding(8, 128, 1024));
+  }
+  m.add_workers(state.range(1), 8, 1LL << 50);
+  run(state, m);
 }
 
 void BM_Check(benchmark::State& state) {
@@ -143,7 +148,10 @@ void BM_ApproximateGcd(benchmark::State& state) {
 BENCHMARK(BM_EqualLayers)->Arg(1)->Arg(8)->Arg(64)->Arg(512)->Arg(1024);
 BENCHMARK(BM_Gemma3)->Arg(1)->Arg(8)->Arg(64)->Arg(512)->Arg(1024);
 BENCHMARK(BM_CachesOf7Kinds)->Arg(1)->Arg(8)->Arg(64)->Arg(512)->Arg(1024);
-BENCHMARK(BM_Layers)->RangeMultiplier(10)->Range(100, 100000)->Complexity(benchmark::oN);
+BENCHMARK(BM_Scale)
+    ->ArgsProduct({{100, 1000, 10000, 100000}, {8}})
+    ->ArgsProduct({{8000}, {8, 64, 512, 1024}})
+    ->Args({100000, 1024});
 BENCHMARK(BM_Check);
 BENCHMARK(BM_RequestAndPlan);
 BENCHMARK(BM_ApproximateGcd)

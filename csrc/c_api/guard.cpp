@@ -30,6 +30,8 @@ kvplan_status status_of_exception() noexcept {
     return fail(KVPLAN_NOT_ENOUGH_MEMORY, e.what());
   } catch (const Overflow& e) {
     return fail(KVPLAN_OVERFLOW, e.what());
+  } catch (const NotBuilt& e) {
+    return fail(KVPLAN_NOT_BUILT, e.what());
   } catch (const Unsupported& e) {
     return fail(KVPLAN_UNSUPPORTED, e.what());
   } catch (const LayoutError& e) {

@@ -6,6 +6,7 @@
 #include "c_api/guard.h"
 #include "c_api/request.h"
 #include "kvplan/check.h"
+#include "kvplan/json_request.h"
 
 struct kvplan_plan {
   kvplan::Plan plan;
@@ -49,6 +50,20 @@ std::vector<int32_t> numbers(const std::vector<LayerId>& layers) {
   return result;
 }
 
+std::unique_ptr<kvplan_plan> make(const PlanRequest& request, const PlanningConfig& config) {
+  auto made = std::make_unique<kvplan_plan>();
+  made->plan = plan(request, config);
+  made->reasons = explain(made->plan);
+  made->capacity = capacity(made->plan);
+  made->safe_ids = safe_block_ids(made->plan);
+  for (const KVCacheGroup& g : made->plan.groups) made->group_layers.push_back(numbers(g.layers));
+  for (const StagePlan& stage : made->plan.stages) {
+    auto& tensors = made->tensor_layers.emplace_back();
+    for (const KVCacheTensor& t : stage.tensors) tensors.push_back(numbers(t.layers));
+  }
+  return made;
+}
+
 template <class Range>
 auto& at(Range& range, size_t index, const char* what) {
   if (index >= range.size()) {
@@ -90,21 +105,15 @@ kvplan_status kvplan_plan_create(const kvplan_request* request, const kvplan_con
   return guarded([&] {
     deref(out, "out") = nullptr;
     const kvplan::PlanRequest& r = deref(request, "request").request;
-    auto made = std::make_unique<kvplan_plan>();
-    made->plan = kvplan::plan(r, kvplan::c_api::config_from(deref(config, "config")));
-    made->reasons = kvplan::explain(made->plan);
-    made->capacity = kvplan::capacity(made->plan);
-    made->safe_ids = kvplan::safe_block_ids(made->plan);
-    for (const kvplan::KVCacheGroup& g : made->plan.groups) {
-      made->group_layers.push_back(kvplan::c_api::numbers(g.layers));
-    }
-    for (const kvplan::StagePlan& stage : made->plan.stages) {
-      auto& tensors = made->tensor_layers.emplace_back();
-      for (const kvplan::KVCacheTensor& t : stage.tensors) {
-        tensors.push_back(kvplan::c_api::numbers(t.layers));
-      }
-    }
-    *out = made.release();
+    *out = kvplan::c_api::make(r, kvplan::c_api::config_from(deref(config, "config"))).release();
+  });
+}
+
+kvplan_status kvplan_plan_create_from_json(const char* json, size_t bytes, kvplan_plan** out) {
+  return guarded([&] {
+    deref(out, "out") = nullptr;
+    const kvplan::JsonRequest read = kvplan::read_json_request({&deref(json, "json"), bytes});
+    *out = kvplan::c_api::make(read.request, read.config).release();
   });
 }
 

@@ -39,10 +39,18 @@ POOL_NAMES = {
     "lookup, hit": "find/hit",
     "lookup, miss": "find/miss",
 }
-#: Rows of the divisor search by the names in plan_benchmark.cpp.
-CORE_NAMES = {f"10^{e}": f"BM_ApproximateGcd/{10**e}" for e in range(2, 10)}
-
 Key = tuple[str, str, "int | None"]
+
+
+def benchmark_of(row: Row) -> tuple[str, str]:
+    """The executable and the benchmark that does a row's work; empty names where none does."""
+    if row.work in ("construction", "allocation"):
+        return POOL, POOL_NAMES.get(row.name, "")
+    if row.work == "gcd":
+        return CORE, f"BM_ApproximateGcd/{10 ** int(row.name.removeprefix('10^'))}"
+    if row.work == "scale":
+        return CORE, f"BM_Scale/{row.layers}/{row.workers}"
+    return "", ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +66,14 @@ class Executables:
 
     def named(self, rows: Sequence[Row], budget_s: float) -> list[Row]:
         """Rows with the C++ side added where a benchmark is known to do the same."""
-        found: dict[str, float | None] = {}
-        for executable, names in ((POOL, POOL_NAMES), (CORE, CORE_NAMES)):
-            wanted = {names[row.name] for row in rows if row.name in names}
+        found: dict[tuple[str, str], float] = {}
+        for executable in (POOL, CORE):
+            wanted = {
+                name for row in rows for exe, name in [benchmark_of(row)] if exe == executable
+            }
             seconds = self._run(executable, wanted, budget_s)
-            found |= {name: seconds.get(there) for name, there in names.items()}
-        return [_with(row, found.get(row.name)) for row in rows]
+            found |= {(executable, name): s for name, s in seconds.items()}
+        return [_with(row, found.get(benchmark_of(row))) for row in rows]
 
     def planning(
         self, rows: Sequence[Row], requests: Mapping[Key, bytes], budget_s: float
@@ -81,7 +91,7 @@ class Executables:
         self, name: str, only: Iterable[str], budget_s: float, **variables: str
     ) -> dict[str, float]:
         """Seconds per item of each benchmark: the median of the repetitions' CPU time."""
-        names = sorted(only)
+        names = sorted(filter(None, only))
         if not names:
             return {}
         pattern = "|".join(n.replace(".", "[.]") for n in names)

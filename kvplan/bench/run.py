@@ -17,7 +17,7 @@ from kvplan.bench.machine import describe_machine
 from kvplan.bench.planning import placement_row, planning_row
 from kvplan.bench.report import Report, Row
 from kvplan.bench.scale import SIZES, scale_row
-from kvplan.bench.scenarios import SCENARIOS, Scenario, scale
+from kvplan.bench.scenarios import SCENARIOS
 
 DEFAULT_WORKS = ("planning", "placement", "construction", "allocation")
 WORKS = (*DEFAULT_WORKS, "memory", "gcd", "scale")
@@ -125,15 +125,12 @@ def _place(name: str, sides: Any, budget_s: float) -> Row:
 
 
 def _with_cpp(rows: list[Row], executables: Any, budget_s: float) -> list[Row]:
-    planned = [row for row in rows if row.work in ("planning", "scale")]
+    planned = [row for row in rows if row.work == "planning"]
     requests = {
-        row.key: msgspec.json.encode(_scenario(row).request(row.workers or 1)) for row in planned
+        row.key: msgspec.json.encode(SCENARIOS[row.name]().request(row.workers or 1))
+        for row in planned
     }
     answered = {row.key: row for row in executables.planning(planned, requests, budget_s)}
-    named = [row for row in rows if row.work in ("construction", "allocation", "gcd")]
+    named = [row for row in rows if row.work not in ("planning", "placement", "memory")]
     answered |= {row.key: row for row in executables.named(named, budget_s)}
     return [answered.get(row.key, row) for row in rows]
-
-
-def _scenario(row: Row) -> Scenario:
-    return scale(row.layers or 0) if row.work == "scale" else SCENARIOS[row.name]()

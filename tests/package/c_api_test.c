@@ -147,6 +147,36 @@ static void survives_bad_arguments(void) {
   kvplan_pool_destroy(NULL);
 }
 
+/* With the argument "no-json", of a build without a JSON library. */
+static void plans_json(int has_json) {
+  static const char json[] =
+      "{\"kvplan_request\": 1, \"config\": {\"max_model_len\": 4096},"
+      " \"specs\": [{\"kind\": \"FullAttentionSpec\", \"block_size\": 16, \"num_kv_heads\": 8,"
+      " \"head_size\": 128, \"dtype\": \"bfloat16\"}],"
+      " \"workers\": [{\"available_memory\": 1073741824, \"layers\": [[\"a\", 0], [\"b\", 0]]},"
+      " {\"available_memory\": 1073741824, \"same_layers_as\": 0}]}";
+  kvplan_plan* plan = NULL;
+  kvplan_summary summary;
+  REQUIRE(kvplan_plan_create_from_json(NULL, 0, &plan) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_plan_create_from_json(json, sizeof json - 1, NULL) == KVPLAN_INVALID_ARGUMENT);
+  if (!has_json) {
+    REQUIRE(kvplan_plan_create_from_json(json, sizeof json - 1, &plan) == KVPLAN_NOT_BUILT);
+    REQUIRE(plan == NULL && strstr(kvplan_last_error(), "KVPLAN_JSON") != NULL);
+    return;
+  }
+  REQUIRE(kvplan_plan_create_from_json(json, sizeof json - 1, &plan) == KVPLAN_OK);
+  REQUIRE(kvplan_plan_summary(plan, &summary) == KVPLAN_OK);
+  REQUIRE(summary.num_workers == 2 && summary.max_model_len == 4096);
+  REQUIRE(summary.num_blocks == 1073741824 / (2 * 65536));
+  REQUIRE(strcmp(kvplan_plan_layer_name(plan, 1), "b") == 0);
+  REQUIRE(kvplan_plan_check(plan) == KVPLAN_OK);
+  kvplan_plan_destroy(plan);
+  REQUIRE(kvplan_plan_create_from_json(json, sizeof json - 2, &plan) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(plan == NULL && strstr(kvplan_last_error(), "not a JSON request") != NULL);
+  REQUIRE(kvplan_plan_create_from_json("{}", 2, &plan) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(strstr(kvplan_last_error(), "$: `kvplan_request` is missing") != NULL);
+}
+
 static void hands_out_blocks(void) {
   kvplan_pool* pool = NULL;
   int32_t blocks[3];
@@ -173,11 +203,12 @@ static void hands_out_blocks(void) {
   kvplan_pool_destroy(pool);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
   REQUIRE(strlen(kvplan_version()) >= 5);
   plans_and_reads();
   says_what_is_missing();
   survives_bad_arguments();
+  plans_json(argc < 2 || strcmp(argv[1], "no-json") != 0);
   hands_out_blocks();
   puts("ok");
   return 0;

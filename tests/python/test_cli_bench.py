@@ -1,6 +1,7 @@
 """``kvplan bench``: what is measured, how it is shown, compared and drawn. Never how fast."""
 
 import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -8,12 +9,13 @@ from cli_runner import run
 
 import kvplan
 from kvplan.bench import WORKS, measure, report, scenarios
-from kvplan.bench.cpp import CORE_NAMES, POOL_NAMES
+from kvplan.bench.cpp import POOL_NAMES, benchmark_of
 from kvplan.bench.pool import CASES, SIZES
 from kvplan.bench.scale import measure as measure_scale
 from kvplan.cli.failures import BAD_INPUT, FITS
 from kvplan.request import loads
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks/cpp"
 QUICK = ("--no-vllm", "--budget", "0.01", "--quiet")
 ONE = ("gemma-3-27b", "--workers", "1,3", "--work", "planning,placement", *QUICK)
 
@@ -137,7 +139,20 @@ def test_every_kind_of_work_that_needs_no_vllm():
     assert result.exit_code == FITS, result.stderr
     names = {row["name"] for row in json.loads(result.stdout)["rows"]}
     assert names >= {f"construct {n:,}" for n in SIZES} | set(CASES)
-    assert names >= set(CORE_NAMES) | set(POOL_NAMES), "rows that the C++ side is added to"
+    assert names >= set(POOL_NAMES), "rows that the C++ side is added to"
+
+
+def test_the_cpp_benchmarks_that_are_asked_for_exist():
+    sources = {
+        name: (BENCHMARKS / f"{name}.cpp").read_text()
+        for name in ("block_pool_benchmark", "plan_benchmark")
+    }
+    rows = [("allocation", name, None, None) for name in POOL_NAMES]
+    rows += [("gcd", "10^3", None, None), ("scale", "100 layers", 100, 8)]
+    for work, name, layers, workers in rows:
+        row = report.Row(work=work, name=name, layers=layers, workers=workers, per="", seconds={})
+        executable, benchmark = benchmark_of(row)
+        assert benchmark.split("/")[0] in sources[executable], row
 
 
 @pytest.mark.parametrize("name", scenarios.SCENARIOS)

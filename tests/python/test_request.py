@@ -167,23 +167,23 @@ def test_objects_that_do_not_fit_the_format_are_refused():
         request.from_objects(config, [{"": specs.from_dict(FULL)}], [1])
 
 
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("", "not a JSON request"),
-        ("{", "not a JSON request"),
-        (b"\xff\xfe\x00", "not a JSON request"),
-        ("[" * 200_000, "$: Expected `object`"),
-        ('{"kvplan_request": 1, "config": {"max_model_len": NaN}}', "not a JSON request"),
-        ('{"kvplan_request": 1, "config": {"max_model_len": 1e400}}', "$.config.max_model_len"),
-        (f'{{"config": {{"max_model_len": {"9" * 5000}}}}}', "$.config.max_model_len"),
-        (f'{{"config": {{"max_model_len": {2**63}}}}}', "<= 9223372036854775807"),
-        ('{"config": {"max_model_len": 1.5}}', "Expected `int`, got `float`"),
-        ('{"config": {"max_model_len": "8"}}', "Expected `int`, got `str`"),
-        ('{"config": {"max_model_len": true}}', "Expected `int`, got `bool`"),
-        ("null", "Expected `object`, got `null`"),
-    ],
-)
+MALFORMED = [
+    ("", "not a JSON request"),
+    ("{", "not a JSON request"),
+    (b"\xff\xfe\x00", "not a JSON request"),
+    ("[" * 200_000, "$: Expected `object`"),
+    ('{"kvplan_request": 1, "config": {"max_model_len": NaN}}', "not a JSON request"),
+    ('{"kvplan_request": 1, "config": {"max_model_len": 1e400}}', "$.config.max_model_len"),
+    (f'{{"config": {{"max_model_len": {"9" * 5000}}}}}', "$.config.max_model_len"),
+    (f'{{"config": {{"max_model_len": {2**63}}}}}', "<= 9223372036854775807"),
+    ('{"config": {"max_model_len": 1.5}}', "Expected `int`, got `float`"),
+    ('{"config": {"max_model_len": "8"}}', "Expected `int`, got `str`"),
+    ('{"config": {"max_model_len": true}}', "Expected `int`, got `bool`"),
+    ("null", "Expected `object`, got `null`"),
+]
+
+
+@pytest.mark.parametrize(("text", "part"), MALFORMED)
 def test_malformed_text_is_refused(text, part):
     refused(text, part)
 
@@ -199,47 +199,47 @@ def test_deep_nesting_is_refused(depth):
     refused(nested(depth), "$.specs[0].shapes")
 
 
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        ({"kvplan_request": 2}, ["$.kvplan_request", "version 1"]),
-        ({"config": {}}, ["$.config", "max_model_len"]),
-        ({"config": {"max_model_len": 0}}, ["$.config.max_model_len", ">= 1"]),
-        ({"config": {"max_model_len": 1, "max_modle_len": 1}}, ["$.config", "max_modle_len"]),
-        ({"config": {"max_model_len": 1, "kv_cache_layout": "BHNC"}}, ["kv_cache_layout"]),
-        ({"specs": [{}]}, ["$.specs[0]", "kind"]),
-        ({"specs": [FULL | {"kind": "Full"}]}, ["$.specs[0].kind", "FullAttentionSpec"]),
-        ({"specs": [FULL | {"kind": "UniformTypeKVCacheSpecs"}]}, ["$.specs[0].kind"]),
-        ({"specs": [FULL | {"block_size": -1}]}, ["$.specs[0].block_size", ">= 1"]),
-        ({"specs": [FULL | {"rswa_window": 1}]}, ["$.specs[0]", "rswa_window"]),
-        ({"specs": [FULL | {"tokens_per_state": "1/0"}]}, ["$.specs[0].tokens_per_state"]),
-        ({"specs": [FULL | {"block_stride_alignment": {"multiple_of": 0}}]}, ["multiple_of"]),
-        ({"workers": []}, ["$.workers", "length"]),
-        ({"workers": [worker()]}, ["$.workers[0]", "either `layers` or `same_layers_as`"]),
-        (
-            {"workers": [worker(layers=[], same_layers_as=0)]},
-            ["$.workers[0]", "either `layers` or `same_layers_as`"],
-        ),
-        ({"workers": [worker(layers=[["a", 2]])]}, ["$.workers[0].layers[0]", "no spec 2"]),
-        ({"workers": [worker(layers=[["a", -1]])]}, ["$.workers[0].layers[0][1]"]),
-        ({"workers": [worker(layers=[["", 0]])]}, ["$.workers[0].layers[0][0]"]),
-        ({"workers": [worker(layers=[["a" * 2000, 0]])]}, ["$.workers[0].layers[0][0]"]),
-        ({"workers": [worker(layers=[["a", 0], ["a", 1]])]}, ["layers[1]", "'a'", "at [0]"]),
-        ({"workers": [worker(layers=[["a", 0, 0]])]}, ["$.workers[0].layers[0]"]),
-        ({"workers": [worker(same_layers_as=0)]}, ["$.workers[0].same_layers_as"]),
-        (
-            {"workers": [worker(same_layers_as=1), worker(same_layers_as=0)]},
-            ["$.workers[0].same_layers_as", "worker 1 lists no layers itself"],
-        ),
-        (
-            {"workers": [worker(layers=[]), *[worker(same_layers_as=i) for i in range(2)]]},
-            ["$.workers[2].same_layers_as", "worker 1 lists no layers itself"],
-        ),
-        ({"workers": [worker(same_layers_as=9)]}, ["there is no worker 9"]),
-        ({"workers": [worker(layers=[]) | {"available_memory": 2**70}]}, ["available_memory"]),
-        ({"model": "x" * 5000}, ["$.model"]),
-    ],
-)
+OUT_OF_RANGE = [
+    ({"kvplan_request": 2}, ["$.kvplan_request", "version 1"]),
+    ({"config": {}}, ["$.config", "max_model_len"]),
+    ({"config": {"max_model_len": 0}}, ["$.config.max_model_len", ">= 1"]),
+    ({"config": {"max_model_len": 1, "max_modle_len": 1}}, ["$.config", "max_modle_len"]),
+    ({"config": {"max_model_len": 1, "kv_cache_layout": "BHNC"}}, ["kv_cache_layout"]),
+    ({"specs": [{}]}, ["$.specs[0]", "kind"]),
+    ({"specs": [FULL | {"kind": "Full"}]}, ["$.specs[0].kind", "FullAttentionSpec"]),
+    ({"specs": [FULL | {"kind": "UniformTypeKVCacheSpecs"}]}, ["$.specs[0].kind"]),
+    ({"specs": [FULL | {"block_size": -1}]}, ["$.specs[0].block_size", ">= 1"]),
+    ({"specs": [FULL | {"rswa_window": 1}]}, ["$.specs[0]", "rswa_window"]),
+    ({"specs": [FULL | {"tokens_per_state": "1/0"}]}, ["$.specs[0].tokens_per_state"]),
+    ({"specs": [FULL | {"block_stride_alignment": {"multiple_of": 0}}]}, ["multiple_of"]),
+    ({"workers": []}, ["$.workers", "length"]),
+    ({"workers": [worker()]}, ["$.workers[0]", "either `layers` or `same_layers_as`"]),
+    (
+        {"workers": [worker(layers=[], same_layers_as=0)]},
+        ["$.workers[0]", "either `layers` or `same_layers_as`"],
+    ),
+    ({"workers": [worker(layers=[["a", 2]])]}, ["$.workers[0].layers[0]", "no spec 2"]),
+    ({"workers": [worker(layers=[["a", -1]])]}, ["$.workers[0].layers[0][1]"]),
+    ({"workers": [worker(layers=[["", 0]])]}, ["$.workers[0].layers[0][0]"]),
+    ({"workers": [worker(layers=[["a" * 2000, 0]])]}, ["$.workers[0].layers[0][0]"]),
+    ({"workers": [worker(layers=[["a", 0], ["a", 1]])]}, ["layers[1]", "'a'", "at [0]"]),
+    ({"workers": [worker(layers=[["a", 0, 0]])]}, ["$.workers[0].layers[0]"]),
+    ({"workers": [worker(same_layers_as=0)]}, ["$.workers[0].same_layers_as"]),
+    (
+        {"workers": [worker(same_layers_as=1), worker(same_layers_as=0)]},
+        ["$.workers[0].same_layers_as", "worker 1 lists no layers itself"],
+    ),
+    (
+        {"workers": [worker(layers=[]), *[worker(same_layers_as=i) for i in range(2)]]},
+        ["$.workers[2].same_layers_as", "worker 1 lists no layers itself"],
+    ),
+    ({"workers": [worker(same_layers_as=9)]}, ["there is no worker 9"]),
+    ({"workers": [worker(layers=[]) | {"available_memory": 2**70}]}, ["available_memory"]),
+    ({"model": "x" * 5000}, ["$.model"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "parts"), OUT_OF_RANGE)
 def test_requests_out_of_range_are_refused(changes, parts):
     refused(example(**changes), *parts)
 

@@ -29,7 +29,8 @@ typedef enum kvplan_status {
   KVPLAN_NOT_ENOUGH_MEMORY = 5, /* see kvplan_last_shortage() */
   KVPLAN_BLOCK_POOL = 6,        /* an operation that would break the pool, which is unchanged */
   KVPLAN_OUT_OF_MEMORY = 7,     /* of this process */
-  KVPLAN_INTERNAL = 8           /* a defect of kvplan */
+  KVPLAN_INTERNAL = 8,          /* a defect of kvplan */
+  KVPLAN_NOT_BUILT = 9          /* this build left the function out */
 } kvplan_status;
 
 /* "0.1.0". */
@@ -142,6 +143,10 @@ typedef struct kvplan_plan kvplan_plan;
 /* The request may be destroyed afterwards. On failure *out is null. */
 KVPLAN_C_API kvplan_status kvplan_plan_create(const kvplan_request* request,
                                               const kvplan_config* config, kvplan_plan** out);
+/* Plans a request file's text of so many bytes, UTF-8 without a final null; docs/request.md has the
+ * format. KVPLAN_NOT_BUILT where kvplan was built without a JSON library. */
+KVPLAN_C_API kvplan_status kvplan_plan_create_from_json(const char* json, size_t bytes,
+                                                        kvplan_plan** out);
 KVPLAN_C_API void kvplan_plan_destroy(kvplan_plan* plan);
 
 typedef struct kvplan_summary {

@@ -50,6 +50,12 @@ class KVPLAN_API Unsupported : public Error {
   using Error::Error;
 };
 
+/// Something that this build of the library left out. C: `KVPLAN_NOT_BUILT`.
+class KVPLAN_API NotBuilt : public Unsupported {
+ public:
+  using Unsupported::Unsupported;
+};
+
 /// Pages of different sizes cannot be made equal.
 /// Python: `kvplan.PageSizeError`, a `kvplan.Unsupported`.
 class KVPLAN_API PageSizeError : public Unsupported {

@@ -8,6 +8,7 @@
 #include "kvplan/config.h"
 #include "kvplan/errors.h"
 #include "kvplan/groups.h"
+#include "kvplan/json_request.h"
 #include "kvplan/layout.h"
 #include "kvplan/page_demand.h"
 #include "kvplan/plan.h"

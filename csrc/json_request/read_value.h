@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "json_request/place.h"
+#include "kvplan/config.h"
+#include "kvplan/spec.h"
+
+/// One JSON value for each type of field. Each throws `InvalidArgument` that names the place.
+namespace kvplan::json_request {
+
+using Json = nlohmann::json;
+
+inline constexpr size_t kMaxNameLength = 1024;
+inline constexpr size_t kMaxTextLength = 4096;
+
+/// An integer in [low, high].
+int64_t read_integer(const Json& in, const Place& place, int64_t low, int64_t high);
+/// A string of so many characters.
+std::string read_text(const Json& in, const Place& place, size_t shortest, size_t longest);
+/// An array of at most so many elements.
+const Json& read_array(const Json& in, const Place& place, size_t longest);
+const Json& read_object(const Json& in, const Place& place);
+[[noreturn]] void refuse_unknown(const Place& place, std::string_view name);
+[[noreturn]] void refuse_type(const Json& in, const Place& place, std::string_view expected);
+
+void read(const Json& in, const Place& place, int64_t& out);
+void read(const Json& in, const Place& place, int32_t& out);
+void read(const Json& in, const Place& place, bool& out);
+void read(const Json& in, const Place& place, std::string& out);
+void read(const Json& in, const Place& place, DType& out);
+void read(const Json& in, const Place& place, TokensPerState& out);
+void read(const Json& in, const Place& place, BlockStrideAlignment& out);
+void read(const Json& in, const Place& place, CustomDemand& out);
+void read(const Json& in, const Place& place, KernelBlockSize& out);
+void read(const Json& in, const Place& place, KVCacheLayout& out);
+void read(const Json& in, const Place& place, MambaCacheMode& out);
+void read(const Json& in, const Place& place, Grouping& out);
+void read(const Json& in, const Place& place, DraftRule& out);
+void read(const Json& in, const Place& place, std::vector<DType>& out);
+void read(const Json& in, const Place& place, std::vector<KernelBlockSize>& out);
+void read(const Json& in, const Place& place, std::vector<std::vector<int64_t>>& out);
+
+template <class T>
+void read(const Json& in, const Place& place, std::optional<T>& out) {
+  if (in.is_null()) {
+    out.reset();
+  } else {
+    read(in, place, out.emplace());
+  }
+}
+
+}  // namespace kvplan::json_request
