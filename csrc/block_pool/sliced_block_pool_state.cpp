@@ -188,8 +188,7 @@ int64_t SlicedBlockPoolState::count_admission(std::span<const SliceDemand> deman
     }
     check_touch(g, demand.found, operation);
     constexpr int64_t kMost = int64_t{1} << 61;  // no pool has as many
-    admission_new_[g] =
-        std::min(admission_new_[g], kMost) + std::min(demand.num_new, kMost);
+    admission_new_[g] = std::min(admission_new_[g], kMost) + std::min(demand.num_new, kMost);
   }
   int64_t left = num_free_large;
   for (const SliceDemand& demand : demands) {
