@@ -1,5 +1,7 @@
 """``kvplan map``: the picture holds every layer once, true to scale."""
 
+import shutil
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
@@ -167,6 +169,26 @@ def test_html_needs_nothing_else(tmp_path):
     assert text.count("http") == text.count("http://www.w3.org/2000/svg")
     for word in ("src=", "href=", "<script", "@import"):
         assert word not in text
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser here")
+def test_a_browser_shows_the_html(tmp_path):
+    path = tmp_path / "map.html"
+    run("map", "gemma-3-27b", "--memory", "60GiB", "-o", path)
+    # A script of the test's own says what the browser laid out.
+    measure = (
+        "<script>document.title = [...document.querySelectorAll('rect.page')].filter("
+        "r => r.getBoundingClientRect().width > 10 && r.getBoundingClientRect().height > 10)"
+        ".length</script></body>"
+    )
+    path.write_text(path.read_text().replace("</body>", measure))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    shown = subprocess.run(
+        [*command, path.as_uri()], capture_output=True, text=True, check=True, timeout=120
+    )
+    # 62 layers, and padding in six of the seven groups.
+    assert "<title>68</title>" in shown.stdout
 
 
 def test_names_are_escaped():

@@ -4,7 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from cli_runner import execute, surroundings
+from cli_runner import execute, run, surroundings
+
+from kvplan.cli.commands import COMMANDS
 
 HEAVY = ("torch", "vllm", "transformers", "numpy")
 
@@ -44,6 +46,32 @@ def test_planning_imports_nothing_heavy(output):
     for name in HEAVY:
         assert name not in modules
     assert ("rich" in modules) == (not output)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "fit gemma-3-27b --memory 30GiB",
+        "explain gemma-3-27b",
+        "frontier gemma-3-27b",
+        "diff gemma-3-27b gpt-oss-120b --memory 60GiB",
+        "sweep gemma-3-27b --memory 20GiB:60GiB:20GiB --plot {}/plot.html -o {}/rows.csv",
+        "map gemma-3-27b --memory 60GiB -o {}/map.svg",
+        "models",
+        "completion bash",
+    ],
+)
+def test_no_command_imports_anything_heavy(words, tmp_path):
+    modules = modules_after(*words.format(tmp_path, tmp_path).split())
+    for name in (*HEAVY, "huggingface_hub", "pyarrow", "cairosvg"):
+        assert name not in modules
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_shows_examples(name):
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert f"  kvplan {name}" in result.stdout.partition("Examples:")[2]
 
 
 def test_help_and_version():
