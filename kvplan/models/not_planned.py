@@ -9,8 +9,6 @@ from __future__ import annotations
 NOT_RECORDED = frozenset(
     [
         "AliceAIForCausalLM",
-        "BailingMoeV3ForCausalLM",
-        "BailingMoeV3VLForConditionalGeneration",
         "BeamForCausalLM",
         "CohereAsrForConditionalGeneration",
         "Dots3NoteForCausalLM",

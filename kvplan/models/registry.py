@@ -21,6 +21,7 @@ from kvplan.models.families.heterogeneous import mimo_v2, nemotron_nas
 from kvplan.models.families.inkling import inkling
 from kvplan.models.families.linear_attention import (
     bailing_hybrid,
+    bailing_v3,
     gated_delta,
     kimi_linear,
     short_conv,
@@ -235,6 +236,7 @@ def _table() -> dict[str, Architecture]:
         bailing_hybrid,
         linear_pattern="model.layers.{i}.self_attn",
     )
+    add("BailingMoeV3ForCausalLM", bailing_v3, linear_pattern="model.layers.{i}.self_attn")
     add(
         "KimiLinearForCausalLM",
         kimi_linear,
@@ -348,6 +350,7 @@ def _table() -> dict[str, Architecture]:
         delegates=_MULTIMODAL,
     )
     multimodal("KimiK3ForConditionalGeneration", "KimiLinearForCausalLM")
+    multimodal("BailingMoeV3VLForConditionalGeneration", "BailingMoeV3ForCausalLM")
     multimodal("Lfm2VlForConditionalGeneration", "Lfm2ForCausalLM", "language.")
     multimodal("MuseGlimmerForConditionalGeneration", "MuseGlimmerForCausalLM", "")
     return table

@@ -188,6 +188,48 @@ def bailing_hybrid(context: FamilyContext) -> ModelLayers:
     )
 
 
+def bailing_v3(context: FamilyContext) -> ModelLayers:
+    """Bailing (Ring) 3: Kimi delta attention, with latent attention at the end of each group.
+
+    Layers behind the last whole group have latent attention, too. Mirrors
+    vllm/model_executor/models/bailing_moe_v3.py (0.33).
+    """
+    text, options = context.text, context.options
+    num_layers, group = text.num_layers, text.size("layer_group_size")
+    head_size = latent_size(text)
+    shapes = kda_shapes(
+        context.tp,
+        text.num_heads,
+        text.head_size,
+        text.size("short_conv_kernel_size"),
+        options.num_speculative_tokens,
+    )
+    dtypes = state_dtypes(options, context.dtype, ssm_dtype="float32")
+
+    def layers() -> Iterator[Layer]:
+        for i in range(num_layers):
+            if (i + 1) % group == 0 or i >= num_layers // group * group:
+                yield MLALayer(name=context.name(i), index=i, head_size=head_size)
+            else:
+                yield StateLayer(
+                    name=context.setting("linear_pattern", "").format(i=i),
+                    index=i,
+                    shapes=shapes,
+                    dtypes=dtypes,
+                    mamba_type="gdn_attn",
+                )
+
+    return ModelLayers(
+        layers=tuple(layers()),
+        num_hidden_layers=num_layers,
+        is_hybrid=True,
+        uses_mla=True,
+        page_kv_heads=1,
+        page_head_size=head_size,
+        model_type=text.model_type,
+    )
+
+
 def kimi_linear(context: FamilyContext) -> ModelLayers:
     """Kimi delta attention, with latent attention at the layers the config names.
 
