@@ -93,6 +93,7 @@ class StateLayer(Layer):
         declares_checkpoints: Whether the spec carries a checkpoint block whatever the mode
             (Mamba 2).
         tp_replicated: Whether every TP rank holds the whole state.
+        backend: Name of its backend where ``mamba_type`` does not decide it.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -101,6 +102,7 @@ class StateLayer(Layer):
     checkpoint_alignment: int | None = None
     declares_checkpoints: bool = False
     tp_replicated: bool = False
+    backend: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

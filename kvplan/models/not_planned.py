@@ -31,8 +31,6 @@ NOT_RECORDED = frozenset(
         "NemotronParseForConditionalGeneration",
         "OpenVLAForActionPrediction",
         "PixtralForConditionalGeneration",
-        "Qwen4ExpForCausalLM",
-        "Qwen4ExpForConditionalGeneration",
         "RadioMBartPrefixForCausalLM",
         "Step3p7ForConditionalGeneration",
         "Step5ForCausalLM",

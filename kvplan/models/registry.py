@@ -36,6 +36,7 @@ from kvplan.models.families.mamba import (
     zamba2,
 )
 from kvplan.models.families.mla import mla
+from kvplan.models.families.qwen4_exp import qwen4_exp
 from kvplan.models.families.shared_kv import shared_kv
 from kvplan.models.layers import ModelLayers
 from kvplan.models.not_planned import reason
@@ -236,6 +237,7 @@ def _table() -> dict[str, Architecture]:
         bailing_hybrid,
         linear_pattern="model.layers.{i}.self_attn",
     )
+    add("Qwen4ExpForCausalLM", qwen4_exp)
     add("BailingMoeV3ForCausalLM", bailing_v3, linear_pattern="model.layers.{i}.self_attn")
     add(
         "KimiLinearForCausalLM",
@@ -351,6 +353,7 @@ def _table() -> dict[str, Architecture]:
     )
     multimodal("KimiK3ForConditionalGeneration", "KimiLinearForCausalLM")
     multimodal("BailingMoeV3VLForConditionalGeneration", "BailingMoeV3ForCausalLM")
+    multimodal("Qwen4ExpForConditionalGeneration", "Qwen4ExpForCausalLM")
     multimodal("Lfm2VlForConditionalGeneration", "Lfm2ForCausalLM", "language.")
     multimodal("MuseGlimmerForConditionalGeneration", "MuseGlimmerForCausalLM", "")
     return table

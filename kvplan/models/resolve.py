@@ -138,6 +138,8 @@ class Resolution:
         if isinstance(layer, CustomLayer):
             return layer.backend
         if isinstance(layer, StateLayer):
+            if layer.backend is not None:
+                return layer.backend
             return {
                 "mamba1": "MAMBA1_ATTN",
                 "mamba2": "MAMBA2_ATTN",

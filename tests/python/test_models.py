@@ -292,7 +292,7 @@ def test_unknown_architectures_are_named(name):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Qwen4ExpForCausalLM", "vLLM 0.33 serves it, but what its layers cache"),
+        ("Step5ForCausalLM", "vLLM 0.33 serves it, but what its layers cache"),
         ("BertModel", "a pooling model"),
         ("MPTForCausalLM", "no longer serves it since 0.28.0"),
     ],

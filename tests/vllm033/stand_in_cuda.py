@@ -264,6 +264,7 @@ class BuildOnMeta(torch.overrides.TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = torch.device("meta")
+        kwargs.pop("pin_memory", None)
         if func in (torch.Tensor.cuda, torch.Tensor.cpu):
             return args[0]
         if func is torch.Tensor.to and len(args) > 1 and str(args[1]).startswith("cuda"):
@@ -324,7 +325,8 @@ def set_parallel_groups(tp: int, pp: int, pp_rank: int, dcp: int) -> None:
 
     sizes = {"_WORLD": (tp * pp, 0), "_TP": (tp, 0), "_PP": (pp, pp_rank), "_DCP": (dcp, 0)}
     sizes |= {"_PCP": (1, 0), "_DP": (1, 0), "_EP": (tp, 0), "_EPLB": (1, 0)}
-    sizes |= {"_NODE": (1, 0), "_INNER_DP_WORLD": (1, 0)}
+    sizes |= {"_NODE": (1, 0), "_INNER_DP_WORLD": (1, 0), "_ENGRAM_DP": (1, 0)}
+    sizes |= {"_ETP": (tp, 0)}
     for name, (size, rank) in sizes.items():
         if hasattr(state, name):
             setattr(state, name, _Group(size, rank))

@@ -18,7 +18,7 @@ from kvplan.models.families.states import (
 from kvplan.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers, StateLayer
 
 #: FlashInfer's gated-delta prefill exports states at multiples of this many tokens.
-_FLASHINFER_CHECKPOINT = 64
+FLASHINFER_CHECKPOINT = 64
 
 _FULL = frozenset({"full_attention", "attention"})
 _LINEAR = frozenset({"linear_attention"})
@@ -85,7 +85,7 @@ def gated_delta(context: FamilyContext) -> ModelLayers:
                     shapes=shapes,
                     dtypes=dtypes,
                     mamba_type="gdn_attn",
-                    checkpoint_alignment=_FLASHINFER_CHECKPOINT if exports and aligned else None,
+                    checkpoint_alignment=FLASHINFER_CHECKPOINT if exports and aligned else None,
                 )
 
     found = tuple(layers())
