@@ -1,4 +1,4 @@
-"""Qwen4-Exp: gated delta networks, sparse attention with two indexer caches, n-gram convolutions."""
+"""Qwen4-Exp: gated delta networks, sparse attention with indexer caches, n-gram convolutions."""
 
 from __future__ import annotations
 
