@@ -1,8 +1,12 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
+set(installed_targets kvplan)
+if(KVPLAN_HAVE_CUDA)
+  list(APPEND installed_targets kvplan_cuda)
+endif()
 install(
-  TARGETS kvplan
+  TARGETS ${installed_targets}
   EXPORT kvplanTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT kvplan_devel
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT kvplan_devel

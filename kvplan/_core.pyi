@@ -9,6 +9,7 @@ import typing
 
 __all__: list[str] = [
     "AttentionSpec",
+    "BlockOps",
     "BlockPool",
     "BlockPoolError",
     "BlockPoolEvent",
@@ -17,6 +18,9 @@ __all__: list[str] = [
     "CrossAttentionSpec",
     "CustomSpec",
     "DEFAULT_MAX_GROUPS",
+    "DeviceError",
+    "DevicePool",
+    "DeviceTables",
     "EncoderOnlyAttentionSpec",
     "Frontier",
     "FullAttentionSpec",
@@ -32,11 +36,13 @@ __all__: list[str] = [
     "KVCacheSpec",
     "LayoutError",
     "MAX_BLOCK_HASH_BYTES",
+    "MAX_TABLE_GROUPS",
     "MLAAttentionSpec",
     "MambaSpec",
     "MergeError",
     "NotEnoughMemory",
     "Overflow",
+    "POOL_STATE_SIZE",
     "PageSizeError",
     "Plan",
     "PlanningConfig",
@@ -52,15 +58,18 @@ __all__: list[str] = [
     "WorkerReport",
     "annotate_eagle_groups",
     "annotate_global_groups",
+    "append_slots_workspace",
     "approximate_gcd",
     "auto_fit_max_model_len",
     "bucket_layers_by_page_size",
     "check_exact_partition",
     "check_layers_admission",
     "check_placement",
+    "compute_block_regions",
     "compute_kv_cache_view",
     "compute_layer_kv_cache_shape_bytes",
     "compute_layout_strides",
+    "cpu_block_ops",
     "create_kv_cache_group_specs",
     "ensure_min_page_size",
     "estimate_max_model_len",
@@ -75,6 +84,7 @@ __all__: list[str] = [
     "is_kv_cache_spec_uniform",
     "kv_cache_groups_tp_replicas",
     "layer_block_stride",
+    "load_block_ops",
     "max_concurrency",
     "max_memory_usage_bytes",
     "max_memory_usage_bytes_from_groups",
@@ -99,6 +109,11 @@ __all__: list[str] = [
 
 class BlockPoolError(ValueError):
     """A block pool operation that would break the pool."""
+
+    ...
+
+class DeviceError(RuntimeError):
+    """A device refused to run something."""
 
     ...
 
@@ -1222,6 +1237,108 @@ class SlicedBlockPool:
         Share of num_large_blocks - 1 with a slice in use.
         """
 
+class DevicePool:
+    """
+    Where a pool's arrays are.
+    """
+    def __init__(
+        self, num_blocks: int, free_ids: int, state: int, ref_counts: int = 0, last_use: int = 0
+    ) -> None: ...
+
+class DeviceTables:
+    """
+    Where the block tables of all groups are.
+    """
+    def __init__(
+        self,
+        groups: collections.abc.Iterable,
+        num_rows: int,
+        cp_size: int = 1,
+        cp_rank: int = 0,
+        cp_interleave: int = 1,
+    ) -> None: ...
+
+class BlockOps:
+    """
+    The block operations on one kind of device.
+    """
+    def allocate(
+        self,
+        arg0: DevicePool,
+        arg1: int,
+        arg2: int,
+        arg3: int,
+        arg4: int,
+        arg5: int,
+        arg6: int,
+        arg7: int,
+    ) -> None: ...
+    def append_slots(
+        self,
+        arg0: DevicePool,
+        arg1: DeviceTables,
+        arg2: int,
+        arg3: int,
+        arg4: int,
+        arg5: int,
+        arg6: int,
+        arg7: int,
+        arg8: int,
+        arg9: int,
+        arg10: int,
+        arg11: int,
+        arg12: int,
+        arg13: int,
+        arg14: int,
+    ) -> None: ...
+    def copy_blocks(
+        self,
+        arg0: int,
+        arg1: int,
+        arg2: int,
+        arg3: int,
+        arg4: int,
+        arg5: int,
+        arg6: int,
+        arg7: int,
+        arg8: int,
+        arg9: int,
+        arg10: int,
+        arg11: int,
+        arg12: int,
+    ) -> None: ...
+    def gather_tables(
+        self,
+        arg0: DeviceTables,
+        arg1: int,
+        arg2: int,
+        arg3: int,
+        arg4: collections.abc.Sequence[tuple[int, int]],
+        arg5: int,
+    ) -> None: ...
+    def release(self, arg0: DevicePool, arg1: int, arg2: int, arg3: int) -> None: ...
+    def release_rows(
+        self, arg0: DevicePool, arg1: DeviceTables, arg2: int, arg3: int, arg4: int, arg5: int
+    ) -> None: ...
+    def reset_pool(self, arg0: DevicePool, arg1: int) -> None: ...
+    def touch(self, arg0: DevicePool, arg1: int, arg2: int, arg3: int) -> None: ...
+    def zero_blocks(
+        self,
+        arg0: int,
+        arg1: int,
+        arg2: int,
+        arg3: int,
+        arg4: int,
+        arg5: int,
+        arg6: int,
+        arg7: int,
+        arg8: int,
+        arg9: int,
+        arg10: int,
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
+
 class VllmBlockPool:
     """
     Native base of kvplan.vllm.block_pool.BlockPool.
@@ -1383,6 +1500,11 @@ def annotate_eagle_groups(
 def annotate_global_groups(
     vllm_config: typing.Any, kv_cache_spec: dict, kv_cache_groups: list
 ) -> None: ...
+def append_slots_workspace(max_requests: int, num_groups: int) -> int:
+    """
+    int64 elements.
+    """
+
 def approximate_gcd(values: collections.abc.Iterable, lower_bound: typing.Any = None) -> int: ...
 def auto_fit_max_model_len(
     config: PlanningConfig,
@@ -1402,6 +1524,9 @@ def check_placement(
     Broken rules of a placement given as plain numbers; see kvplan.check.
     """
 
+def compute_block_regions(
+    placed_layers: collections.abc.Iterable, layout: str, buffer_bytes: int
+) -> list: ...
 def compute_kv_cache_view(
     spec: typing.Any,
     num_blocks: int,
@@ -1421,6 +1546,7 @@ def compute_layout_strides(
     kernel_block_size: int | None = None,
     fixed_strides: collections.abc.Sequence = (None, None, None, None, None),
 ) -> tuple: ...
+def cpu_block_ops() -> BlockOps: ...
 def create_kv_cache_group_specs(
     kv_cache_spec: dict, grouped_layer_names: collections.abc.Iterable
 ) -> list: ...
@@ -1452,6 +1578,11 @@ def kv_cache_groups_tp_replicas(
     groups: collections.abc.Iterable, tp_size: int, dcp_size: int = 1
 ) -> int: ...
 def layer_block_stride(spec: typing.Any) -> int: ...
+def load_block_ops(path: str) -> BlockOps:
+    """
+    The block operations of a CUDA library.
+    """
+
 def max_concurrency(
     vllm_config: typing.Any,
     kv_cache_groups: collections.abc.Iterable,
@@ -1535,6 +1666,8 @@ def warn_if_unannotated_eagle_mamba(
 DEFAULT_MAX_GROUPS: int = 32
 GROUP_PRICE: float = 0.005
 MAX_BLOCK_HASH_BYTES: int = 32
+MAX_TABLE_GROUPS: int = 64
+POOL_STATE_SIZE: int = 4
 __version__: str = "0.1.0"
 
 class KVCacheBlock:

@@ -5,6 +5,7 @@
 /// One function per topic; each registers its part of `kvplan._core`.
 namespace kvplan::bindings {
 
+void bind_block_ops(pybind11::module_& m);
 void bind_block_pool(pybind11::module_& m);
 void bind_check(pybind11::module_& m);
 void bind_errors(pybind11::module_& m);

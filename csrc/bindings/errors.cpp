@@ -10,7 +10,7 @@ namespace {
 // Exception types live as long as the interpreter, so the translator keeps borrowed references.
 struct Types {
   PyObject *invalid_argument, *overflow, *merge, *inconsistent_spec, *unsupported, *page_size,
-      *layout, *not_enough_memory, *block_pool;
+      *layout, *not_enough_memory, *block_pool, *device;
 };
 Types types;
 
@@ -53,6 +53,8 @@ void translate(std::exception_ptr p) {
     PyErr_SetString(types.layout, e.what());
   } catch (const BlockPoolError& e) {
     PyErr_SetString(types.block_pool, e.what());
+  } catch (const DeviceError& e) {
+    PyErr_SetString(types.device, e.what());
   } catch (const InvalidArgument& e) {
     PyErr_SetString(types.invalid_argument, e.what());
   }
@@ -99,6 +101,8 @@ void bind_errors(py::module_& m) {
   types.block_pool =
       define(m, "BlockPoolError", "A block pool operation that would break the pool.",
              py::make_tuple(value_error));
+  types.device = define(m, "DeviceError", "A device refused to run something.",
+                        py::make_tuple(py::handle(PyExc_RuntimeError)));
   py::register_exception_translator(translate);
 }
 

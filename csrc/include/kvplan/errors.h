@@ -98,4 +98,11 @@ class KVPLAN_API BlockPoolError : public Error {
   using Error::Error;
 };
 
+/// A device refused to run something: no driver, no device, a failed launch.
+/// Python: `kvplan.DeviceError`, a `RuntimeError`.
+class KVPLAN_API DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
 }  // namespace kvplan
