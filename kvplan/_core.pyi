@@ -104,6 +104,7 @@ __all__: list[str] = [
     "unify_kv_cache_spec_page_size",
     "uses_trailing_mtp_layers",
     "validate_kv_cache_layout",
+    "vector_bytes",
     "warn_if_unannotated_eagle_mamba",
 ]
 
@@ -1659,6 +1660,9 @@ def uses_trailing_mtp_layers(arg0: typing.Any) -> bool: ...
 def validate_kv_cache_layout(
     layout: typing.Any, kv_cache_groups: collections.abc.Iterable
 ) -> None: ...
+def vector_bytes(
+    buffers: collections.abc.Sequence[int], regions: collections.abc.Sequence[tuple[int, int, int]]
+) -> int: ...
 def warn_if_unannotated_eagle_mamba(
     vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable
 ) -> None: ...

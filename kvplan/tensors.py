@@ -30,6 +30,7 @@ __all__ = [
     "compute_layout_strides",
     "create_kv_cache_views",
     "group_kernel_blocks",
+    "kv_cache_buffer",
 ]
 
 
@@ -139,6 +140,15 @@ def allocate_kv_cache(
         )
         caches.update(zip(tensor.layers, views, strict=True))
     return caches
+
+
+def kv_cache_buffer(caches: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The one buffer behind the views of ``allocate_kv_cache``: int8 ``[size]``."""
+    storages = {c.untyped_storage().data_ptr(): c for c in caches.values()}
+    if len(storages) != 1:
+        raise InvalidArgument(f"caches: the views lie in {len(storages)} buffers, must be in one")
+    (cache,) = storages.values()
+    return torch.empty(0, dtype=torch.int8, device=cache.device).set_(cache.untyped_storage())
 
 
 def _layer_spec(group: KVCacheGroupSpec, name: str) -> Any:

@@ -156,6 +156,18 @@ py::list regions_of(const py::iterable& placed_layers, const std::string& layout
   return list;
 }
 
+/// The widest access that fits all buffers and regions.
+int32_t vector_bytes_of(const std::vector<Address>& buffers,
+                        const std::vector<std::tuple<int64_t, int64_t, int64_t>>& tuples) {
+  std::vector<cuda::BlockRegion> regions;
+  for (const auto& [offset, stride, size] : tuples) regions.push_back({offset, stride, size});
+  int32_t bytes = 16;
+  for (Address buffer : buffers) {
+    bytes = std::min(bytes, cuda::vector_bytes(at<void>(buffer), regions));
+  }
+  return bytes;
+}
+
 }  // namespace
 
 void bind_block_ops(py::module_& m) {
@@ -163,6 +175,7 @@ void bind_block_ops(py::module_& m) {
   m.attr("POOL_STATE_SIZE") = static_cast<int>(cuda::kPoolStateSize);
   m.def("append_slots_workspace", &cuda::append_slots_workspace, py::arg("max_requests"),
         py::arg("num_groups"), "int64 elements.");
+  m.def("vector_bytes", &vector_bytes_of, py::arg("buffers"), py::arg("regions"));
   m.def("compute_block_regions", &regions_of, py::arg("placed_layers"), py::arg("layout"),
         py::arg("buffer_bytes"));
 

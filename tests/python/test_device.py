@@ -1,0 +1,534 @@
+"""Pool, block tables, slots, zeroing and copying on the device: one suite for CPU and CUDA."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from test_tensors import PLANS, planned_bytes
+from torch_or_skip import CUDA, DEVICES, torch
+
+import kvplan
+from kvplan import device as kd
+from kvplan import specs, tensors
+from kvplan.device import RequestStatus, TableGroup, WindowKind
+
+cuda_only = pytest.mark.skipif(not CUDA, reason="no GPU")
+
+
+def int32(values, device):
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    if request.param == "cuda" and not kd.is_cuda_built():
+        pytest.skip("kvplan was built without its CUDA library")
+    return request.param
+
+
+# Pool.
+
+
+@pytest.mark.parametrize("ref_counts", [False, True])
+def test_random_sequences_like_the_host_pool(device, ref_counts):
+    rng = random.Random(7)
+    for _ in range(6):
+        num_blocks = rng.randrange(1, 80)
+        pool = kd.DeviceBlockPool(num_blocks, device, ref_counts=ref_counts)
+        host = kvplan.BlockPool(num_blocks, enable_caching=False)
+        ids = torch.full((64,), -7, dtype=torch.int32, device=device)
+        held = []
+        for _ in range(40):
+            action = rng.randrange(3)
+            if action == 0:
+                counts = [rng.randrange(8) for _ in range(rng.randrange(6))]
+                result = pool.allocate(int32(counts, device), ids)
+                starts = result.starts.tolist()
+                for r, count in enumerate(counts):
+                    got = result.ids[starts[r] : starts[r + 1]].tolist()
+                    try:
+                        expected = host.get_new_blocks(count).tolist()
+                        status = RequestStatus.OK
+                    except kvplan.BlockPoolError:
+                        expected, status = [], RequestStatus.OUT_OF_BLOCKS
+                    assert got == expected
+                    assert int(result.status[r]) == status
+                    held += expected
+            elif action == 1:
+                rng.shuffle(held)
+                cut = rng.randrange(len(held) + 1)
+                released, held = held[:cut], held[cut:]
+                pool.release(int32(released, device) if rng.random() < 0.5 else released)
+                host.free_blocks(released)
+            elif ref_counts and held:
+                touched = rng.choices(held, k=3)
+                pool.touch(touched)
+                host.touch(touched)
+                held += touched
+            snapshot = pool.snapshot()
+            assert snapshot.num_free_blocks == host.num_free_blocks
+            assert snapshot.errors == 0
+            # The order shows when the blocks are handed out again.
+            assert len(set(snapshot.free_block_ids)) == snapshot.num_free_blocks
+        rest = host.get_new_blocks(host.num_free_blocks).tolist()
+        assert pool.snapshot().free_block_ids == rest
+
+
+def test_errors_in_device_memory_are_bits(device):
+    pool = kd.DeviceBlockPool(4, device, ref_counts=True)
+    if device == "cpu":
+        with pytest.raises(kvplan.InvalidArgument, match="block_ids: 4 is out of range"):
+            pool.release(int32([4], device))
+    else:
+        pool.release(int32([4], device))
+        assert pool.snapshot().errors == kd.PoolError.BAD_BLOCK_ID
+        pool.reset()
+    with pytest.raises(kvplan.InvalidArgument, match="block_ids: -1 is out of range"):
+        pool.release([-1])
+    pool.release([2])
+    assert pool.snapshot().errors == kd.PoolError.BLOCK_NOT_IN_USE
+    assert pool.snapshot().free_block_ids == [1, 2, 3]
+    with pytest.raises(kvplan.InvalidArgument, match="reference counts"):
+        kd.DeviceBlockPool(4, device).touch([1])
+
+
+# Steps of a batch.
+
+GROUPS = (
+    TableGroup(16, 40),
+    TableGroup(8, 80, WindowKind.SLIDING, 20),
+    TableGroup(32, 20, WindowKind.CHUNKED, 48),
+    TableGroup(512, 4, extra_entries=1, slot_mapping=False),
+)
+
+
+class Batch:
+    """A step's inputs and outputs on one device."""
+
+    def __init__(self, device, size, max_tokens, num_groups):
+        self.device = device
+        self.slots = torch.full((num_groups, max_tokens), -7, device=device)
+        self.status = int32([-7] * size, device)
+        self.starts = int32([-7] * (size + 1), device)
+        self.positions = torch.full((max_tokens,), -7, device=device)
+
+    def append(self, pool, tables, rows, context_lens, new_tokens):
+        inputs = [int32(x, self.device) for x in (rows, context_lens, new_tokens)]
+        kd.append_slots(
+            pool,
+            tables,
+            *inputs,
+            self.slots,
+            self.status,
+            query_start_loc=self.starts,
+            positions=self.positions,
+        )
+
+
+def play(device, seed, cp_size=1, cp_rank=0, interleave=1):
+    """A random run; yields everything that each step wrote."""
+    rng = random.Random(seed)
+    pool = kd.DeviceBlockPool(60, device, ref_counts=seed % 2 == 1)
+    tables = kd.BlockTables(
+        GROUPS, 8, device, cp_size=cp_size, cp_rank=cp_rank, cp_interleave=interleave
+    )
+    batch = Batch(device, 8, 96, len(GROUPS))
+    lengths = [0] * 8
+    for _ in range(60):
+        rows = rng.sample(range(8), 8)
+        rows = [row if rng.random() < 0.8 else -1 for row in rows]
+        counts = [rng.choice((1, 1, rng.randrange(12))) for _ in rows]
+        context = [lengths[row] if row >= 0 else 0 for row in rows]
+        counts = [min(n, 600 - c) for n, c in zip(counts, context, strict=True)]
+        batch.append(pool, tables, rows, context, counts)
+        status = batch.status.tolist()
+        yield rows, context, counts, status, pool, tables, batch
+        for row, count, s in zip(rows, counts, status, strict=True):
+            if row >= 0 and s == RequestStatus.OK:
+                lengths[row] += count
+        ended = [row for row in range(8) if lengths[row] > 550 or rng.random() < 0.03]
+        if ended:
+            kd.release_requests(pool, tables, int32(ended, device))
+            for row in ended:
+                lengths[row] = 0
+
+
+@pytest.mark.parametrize("cp", [(1, 0, 1), (2, 1, 1), (2, 0, 8), (4, 3, 4)])
+def test_slots_point_into_blocks_that_nobody_else_holds(device, cp):
+    cp_size, cp_rank, interleave = cp
+    statuses = set()
+    for seed in range(4):
+        for rows, context, counts, status, pool, tables, batch in play(device, seed, *cp):
+            slots = batch.slots.tolist()
+            entries = tables.num_entries.tolist()
+            tokens = [table.tolist() for table in tables.tables]
+            held = [
+                b
+                for g, table in enumerate(tokens)
+                for row in range(8)
+                for b in table[row][: entries[g][row]]
+                if b != 0
+            ]
+            free = pool.snapshot()
+            assert free.errors == 0
+            assert sorted(held + free.free_block_ids) == list(range(1, 60))
+            t = 0
+            for r, row in enumerate(rows):
+                assert int(batch.starts[r]) == t
+                for position in range(context[r], context[r] + counts[r]):
+                    assert int(batch.positions[t]) == position
+                    for g, group in enumerate(GROUPS):
+                        expected = kd.PAD_SLOT_ID
+                        owner = position // interleave % cp_size
+                        if row >= 0 and status[r] == 0 and group.slot_mapping and owner == cp_rank:
+                            span = group.block_size * cp_size
+                            block = tokens[g][row][position // span]
+                            assert block != 0
+                            before = range(position // span * span, position)
+                            offset = sum(p // interleave % cp_size == owner for p in before)
+                            expected = block * group.block_size + offset
+                        assert slots[g][t] == expected
+                    t += 1
+            assert all(s == kd.PAD_SLOT_ID for row in slots for s in row[t:])
+            statuses |= set(status)
+    assert RequestStatus.OK in statuses
+    if cp_size == 1:
+        assert RequestStatus.OUT_OF_BLOCKS in statuses
+
+
+@cuda_only
+@pytest.mark.parametrize("cp", [(1, 0, 1), (2, 1, 4)])
+def test_cuda_writes_what_the_cpu_writes(cp):
+    for seed in range(6):
+        for ours, theirs in zip(play("cuda", seed, *cp), play("cpu", seed, *cp), strict=True):
+            *_, status, pool, tables, batch = ours
+            *_, cpu_status, cpu_pool, cpu_tables, cpu_batch = theirs
+            assert status == cpu_status
+            assert torch.equal(batch.slots.cpu(), cpu_batch.slots)
+            assert torch.equal(tables.num_entries.cpu(), cpu_tables.num_entries)
+            for a, b in zip(tables.tables, cpu_tables.tables, strict=True):
+                assert torch.equal(a.cpu(), b)
+            assert pool.snapshot() == cpu_pool.snapshot()
+
+
+@cuda_only
+def test_a_captured_step_replays_ten_thousand_times():
+    batch_size, rounds = 16, 10_000
+    groups = (TableGroup(16, 64), TableGroup(16, 64, WindowKind.SLIDING, 64))
+    pool = kd.DeviceBlockPool(batch_size * 64 + batch_size * 6 + 1, "cuda")
+    tables = kd.BlockTables(groups, batch_size, "cuda")
+    batch = Batch("cuda", batch_size, batch_size, 2)
+    rows = int32(range(batch_size), "cuda")
+    lengths, ones = int32([0] * batch_size, "cuda"), int32([1] * batch_size, "cuda")
+    failures = int32([0], "cuda")
+
+    def step():
+        kd.append_slots(pool, tables, rows, lengths, ones, batch.slots, batch.status)
+        failures.add_((batch.status != 0).sum().to(torch.int32))
+        lengths.add_(1)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    done = 1
+    for _ in range(rounds):
+        if done == 1024:  # the tables are full: the requests end, others begin
+            kd.release_requests(pool, tables, rows)
+            lengths.zero_()
+            done = 0
+        graph.replay()
+        done += 1
+    torch.cuda.synchronize()
+    assert int(failures) == 0
+    assert lengths.tolist() == [done] * batch_size
+    snapshot = pool.snapshot()
+    held = [b for t in tables.tables for b in t.flatten().tolist() if b != 0]
+    assert sorted(held + snapshot.free_block_ids) == list(range(1, pool.num_blocks))
+
+
+def test_gathered_tables_hide_what_is_below_the_window(device):
+    pool = kd.DeviceBlockPool(100, device)
+    tables = kd.BlockTables(GROUPS, 4, device)
+    batch = Batch(device, 2, 96, len(GROUPS))
+    batch.append(pool, tables, [2, 0], [0, 0], [40, 12])
+    out = [torch.full((3, g.width + 1), 55, dtype=torch.int32, device=device) for g in GROUPS]
+    kd.gather_block_tables(tables, int32([2, -1, 0], device), out, int32([40, 0, 12], device))
+    table = tables.tables[1][2].tolist()
+    # Of blocks of 8 tokens, those with one of the positions 20 to 39 stay.
+    assert out[1][0].tolist()[:6] == [0, 0, *table[2:5], 55]
+    assert out[0][0].tolist()[:4] == [*tables.tables[0][2].tolist()[:3], 55]
+    assert not out[0][1][: GROUPS[0].width].any()
+    assert out[0][2].tolist()[:2] == [int(tables.tables[0][0][0]), 55]
+
+
+def model_layers():
+    full = specs.FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=8, dtype="bfloat16")
+    window = specs.SlidingWindowSpec(
+        block_size=16, num_kv_heads=2, head_size=8, dtype="bfloat16", sliding_window=33
+    )
+    return {f"layers.{i}": full if i % 2 else window for i in range(4)}
+
+
+def test_tables_of_a_plan(device):
+    config = kvplan.PlanningConfig(max_model_len=100, kv_cache_layout="BLHNC")
+    plan = kvplan.plan(config, [model_layers()], [1 << 20])
+    tables = kd.BlockTables.from_plan(plan, 3, device)
+    kinds = {(g.window_kind, g.window_tokens) for g in tables.groups}
+    assert kinds == {(WindowKind.NONE, 0), (WindowKind.SLIDING, 32)}
+    assert all(g.width >= 7 and g.block_size == 16 for g in tables.groups)
+    cross = specs.CrossAttentionSpec(block_size=16, num_kv_heads=2, head_size=8, dtype="bfloat16")
+    config = kvplan.PlanningConfig(max_model_len=100, max_num_encoder_input_tokens=64)
+    plan = kvplan.plan(config, [{"a": cross}], [1 << 20])
+    with pytest.raises(kvplan.Unsupported, match="CrossAttentionSpec"):
+        kd.BlockTables.from_plan(plan, 3, device)
+
+
+# Bytes of blocks.
+
+
+def block_bytes(config, layout, block):
+    """Addresses of all states of a block, whatever the layer."""
+    for group in config.kv_cache_groups:
+        for name in group.layer_names:
+            runs = list(planned_bytes(config, layout, name))
+            per_block = len(runs) // config.num_blocks
+            for run in runs[block * per_block : (block + 1) * per_block]:
+                yield from run
+
+
+def test_zeroing_takes_every_page_of_a_block_and_no_other(device):
+    for seed, (config, layout) in PLANS[::4]:
+        caches = tensors.allocate_kv_cache(config, device, layout)
+        buffer = tensors.kv_cache_buffer(caches)
+        buffer.fill_(1)
+        regions = kd.BlockRegions.from_plan(config, device, layout)
+        kd.zero_blocks(buffer, regions, [1])
+        mine = set(block_bytes(config, layout, 1))
+        others = set(block_bytes(config, layout, 0)) | set(block_bytes(config, layout, 2))
+        zero = set((buffer == 0).nonzero().flatten().tolist())
+        assert mine <= zero, (seed, layout)
+        assert not others & zero, (seed, layout)
+        if layout in ("LBHNC", "LBNHC", "BLHNC", "BLNHC"):  # pages in one piece, padding included
+            pages = {
+                byte
+                for t in config.kv_cache_tensors
+                for g in config.kv_cache_groups
+                for i, name in enumerate(t.layers)
+                if name in g.layer_names
+                for start in [t.offset + i * t.layer_stride + t.block_stride]
+                for byte in range(start, start + page_bytes(g.kv_cache_spec, name))
+            }
+            assert zero == pages, (seed, layout)
+
+
+def page_bytes(spec, name):
+    return getattr(spec, "kv_cache_specs", {}).get(name, spec).page_size_bytes
+
+
+def test_copying_takes_every_page_of_a_block_and_no_other(device):
+    for seed, (config, layout) in PLANS[1::6]:
+        buffer = tensors.kv_cache_buffer(tensors.allocate_kv_cache(config, device, layout))
+        buffer.copy_(torch.arange(buffer.numel()) % 113)
+        before = buffer.cpu().clone()
+        regions = kd.BlockRegions.from_plan(config, device, layout)
+        kd.copy_blocks(buffer, buffer, regions, [0], [2])
+        after = buffer.cpu()
+        changed = torch.zeros(buffer.numel(), dtype=torch.bool)
+        for offset, stride, size in regions.regions:
+            target = slice(offset + 2 * stride, offset + 2 * stride + size)
+            assert torch.equal(after[target], before[offset : offset + size]), (seed, layout)
+            changed[target] = True
+        assert torch.equal(after[~changed], before[~changed])
+        assert set(block_bytes(config, layout, 2)) <= set(changed.nonzero().flatten().tolist())
+
+
+def test_bytes_beyond_two_gigabytes_of_offset():
+    """Regions may lie anywhere in 64 bits; nothing is touched, since no id is given."""
+    regions = kd.BlockRegions([(1 << 40, 1 << 33, 1 << 20)], 1000, 1 << 44, "cpu")
+    assert regions.max_region_bytes == 1 << 20
+    with pytest.raises(kvplan.InvalidArgument, match=r"regions\[0\]"):
+        kd.BlockRegions([(1 << 40, 1 << 33, 1 << 20)], 2000, 1 << 43, "cpu")
+
+
+def test_regions_of_groups_with_slices():
+    plan = kvplan.plan(
+        kvplan.PlanningConfig(max_model_len=64, kv_cache_layout="BLHNC"),
+        [model_layers()],
+        [1 << 18],
+    )
+    config = plan.kv_cache_configs[0]
+    config.kv_cache_groups[0].slices = 2
+    for t in config.kv_cache_tensors:
+        if t.layers[0] in config.kv_cache_groups[0].layer_names:
+            t.block_stride //= 2
+            t.layer_stride //= 2
+    with pytest.raises(kvplan.InvalidArgument, match="group"):
+        kd.BlockRegions.from_plan(config, "cpu", "BLHNC")
+    other = kd.BlockRegions.from_plan(config, "cpu", "BLHNC", group=1)
+    assert other.num_blocks == plan.num_blocks
+    with pytest.raises(kvplan.InvalidArgument, match="group: 9 of"):
+        kd.BlockRegions.from_plan(config, "cpu", "BLHNC", group=9)
+
+
+# What is refused, by the tensor's name, with nothing changed.
+
+
+def arguments(device):
+    pool = kd.DeviceBlockPool(50, device)
+    tables = kd.BlockTables(GROUPS[:2], 4, device)
+    batch = Batch(device, 2, 32, 2)
+    return (
+        pool,
+        tables,
+        {
+            "rows": int32([0, 1], device),
+            "context_lens": int32([0, 0], device),
+            "new_tokens": int32([1, 1], device),
+            "slot_mapping": batch.slots,
+            "status": batch.status,
+            "query_start_loc": batch.starts,
+            "positions": batch.positions,
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rows",
+        "context_lens",
+        "new_tokens",
+        "slot_mapping",
+        "status",
+        "query_start_loc",
+        "positions",
+    ],
+)
+def test_bad_tensors_are_named(device, name):
+    pool, tables, good = arguments(device)
+    tensor = good[name]
+    bad = {
+        "dtype": tensor.to(torch.float32),
+        "on meta": tensor.to("meta"),
+        "shape": tensor[None],
+        "needs a torch tensor": tensor.tolist(),
+        "strides": torch.stack([tensor, tensor], -1)[..., 0],
+    }
+    if CUDA:
+        bad["is on"] = tensor.to("cpu" if device == "cuda" else "cuda")
+    if name not in ("slot_mapping",):
+        bad["has "] = tensor[:-1] if name != "rows" else tensor[:0]
+    for message, value in bad.items():
+        with pytest.raises(kvplan.InvalidArgument, match=f"{name}: .*{message}"):
+            kd.append_slots(pool, tables, **good | {name: value})
+    assert pool.snapshot().num_free_blocks == 49
+    assert not tables.num_entries.any()
+    kd.append_slots(pool, tables, **good)
+    assert good["status"].tolist() == [0, 0]
+
+
+def test_rows_out_of_range(device):
+    pool, tables, good = arguments(device)
+    for rows, message in (([0, 4], "4 is out of range"), ([-2, 0], "-2 is out"), ([1, 1], "twice")):
+        if device == "cpu":
+            with pytest.raises(kvplan.InvalidArgument, match=f"rows: .*{message}"):
+                kd.append_slots(pool, tables, **good | {"rows": int32(rows, device)})
+    if device == "cuda":
+        kd.append_slots(pool, tables, **good | {"rows": int32([0, 4], device)})
+        assert good["status"].tolist() == [RequestStatus.OK, RequestStatus.BAD_REQUEST]
+
+
+def test_lengths_that_do_not_fit_are_flags(device):
+    pool, tables, good = arguments(device)
+    context = int32([0, 100_000], device)
+    kd.append_slots(pool, tables, **good | {"context_lens": context})
+    assert good["status"].tolist() == [RequestStatus.OK, RequestStatus.TABLE_TOO_NARROW]
+    kd.append_slots(pool, tables, **good | {"new_tokens": int32([1, 1000], device)})
+    assert good["status"].tolist() == [RequestStatus.OK, RequestStatus.TOO_MANY_TOKENS]
+    kd.append_slots(pool, tables, **good | {"new_tokens": int32([-1, 2], device)})
+    assert good["status"].tolist() == [RequestStatus.BAD_REQUEST, RequestStatus.OK]
+
+
+def test_outputs_too_narrow_are_named(device):
+    _, tables, good = arguments(device)
+    rows = good["rows"]
+    out = [torch.zeros(2, g.width, dtype=torch.int32, device=device) for g in tables.groups]
+    with pytest.raises(kvplan.InvalidArgument, match=r"out\[1\]: has shape"):
+        kd.gather_block_tables(tables, rows, [out[0], out[1][:, :-1]])
+    with pytest.raises(kvplan.InvalidArgument, match="out: has 1 tables, needs 2"):
+        kd.gather_block_tables(tables, rows, out[:1])
+    pool = kd.DeviceBlockPool(9, device)
+    with pytest.raises(kvplan.InvalidArgument, match="starts: has shape"):
+        pool.allocate(rows, out[0][0], starts=torch.zeros(2, dtype=torch.int64, device=device))
+
+
+def test_blocks_that_are_not_there_are_named(device):
+    regions = kd.BlockRegions([(0, 16, 16)], 4, 64, device)
+    buffer = torch.ones(64, dtype=torch.uint8, device=device)
+    for ids in ([4], [-1], [1 << 40]):
+        with pytest.raises(kvplan.InvalidArgument, match="block_ids: .* out of range"):
+            kd.zero_blocks(buffer, regions, ids)
+        with pytest.raises(kvplan.InvalidArgument, match="target_ids: .* out of range"):
+            kd.copy_blocks(buffer, buffer, regions, [0], ids)
+    with pytest.raises(kvplan.InvalidArgument, match="buffer: has shape"):
+        kd.zero_blocks(buffer[:63], regions, [0])
+    with pytest.raises(kvplan.InvalidArgument, match="buffer: has dtype"):
+        kd.zero_blocks(buffer.to(torch.int16), regions, [0])
+    with pytest.raises(kvplan.InvalidArgument, match="target_ids: has 1 ids, source_ids has 2"):
+        kd.copy_blocks(buffer, buffer, regions, [0, 1], [2])
+    with pytest.raises(kvplan.InvalidArgument, match="block_ids: needs block ids"):
+        kd.zero_blocks(buffer, regions, ["a"])
+    assert bool(buffer.all())
+    if device == "cuda":
+        errors = int32([0], device)
+        kd.zero_blocks(buffer, regions, int32([99, 1], device), errors=errors)
+        assert int(errors) == kd.PoolError.BAD_BLOCK_ID
+        assert int(buffer.sum()) == 48
+    else:
+        with pytest.raises(kvplan.InvalidArgument, match="named twice"):
+            kd.copy_blocks(buffer, buffer, regions, [0, 1], [2, 2])
+        with pytest.raises(kvplan.InvalidArgument, match="another pair's source"):
+            kd.copy_blocks(buffer, buffer, regions, [0, 1], [1, 2])
+
+
+def test_unknown_devices_are_refused():
+    with pytest.raises(kvplan.Unsupported, match="meta"):
+        kd.DeviceBlockPool(4, "meta")
+    with pytest.raises(kvplan.InvalidArgument, match="num_blocks"):
+        kd.DeviceBlockPool(0, "cpu")
+    with pytest.raises(kvplan.InvalidArgument, match=r"groups\[0\]"):
+        kd.BlockTables([TableGroup(16, 0)], 1, "cpu")
+    with pytest.raises(kvplan.InvalidArgument, match="cp.rank"):
+        pool, tables, good = arguments("cpu")
+        tables = kd.BlockTables(GROUPS[:2], 4, "cpu", cp_size=2, cp_rank=2)
+        kd.append_slots(pool, tables, **good)
+
+
+def test_a_missing_library_says_how_to_build_it(monkeypatch, tmp_path):
+    kd._ops.cache_clear()
+    monkeypatch.setenv("KVPLAN_CUDA_LIBRARY", str(tmp_path / "none.so"))
+    with pytest.raises(kvplan.DeviceError, match="KVPLAN_CUDA=ON"):
+        kd.DeviceBlockPool(4, "cuda")
+    wrong = tmp_path / "wrong.so"
+    wrong.write_bytes(b"no library")
+    monkeypatch.setenv("KVPLAN_CUDA_LIBRARY", str(wrong))
+    with pytest.raises(kvplan.DeviceError, match="wrong.so"):
+        kd.DeviceBlockPool(4, "cuda")
+    kd._ops.cache_clear()
+
+
+def test_the_built_library_opens_without_a_gpu():
+    """No device is needed before the first launch, which then says what is missing."""
+    if not kd.is_cuda_built():
+        pytest.skip("kvplan was built without its CUDA library")
+    kd._ops.cache_clear()
+    ops = kd._ops("cuda")
+    assert ops.name == "cuda"
+    if CUDA:
+        return
+    pool = kd.DeviceBlockPool(4, "cpu")
+    with pytest.raises(kvplan.DeviceError, match="reset_pool"):
+        ops.reset_pool(pool._native, 0)
