@@ -292,10 +292,10 @@ class DeviceBlockPool:
 class TableGroup:
     """The block table of one KV cache group.
 
-    ``block_size``: tokens. ``width``: entries of a row. ``window_tokens``: readable tokens below the
-    next one (SLIDING: vLLM's ``num_retained_tokens``) or tokens of a chunk. ``extra_entries``: blocks
-    beyond those of the tokens. ``dcp_sharded``: context parallelism deals the tokens of an entry to
-    the ranks. ``slot_mapping``: whether tokens have slots.
+    ``block_size``: tokens. ``width``: entries of a row. ``window_tokens``: readable tokens below
+    the next one (SLIDING: vLLM's ``num_retained_tokens``) or tokens of a chunk.
+    ``extra_entries``: blocks beyond those of the tokens. ``dcp_sharded``: context parallelism deals
+    the tokens of an entry to the ranks. ``slot_mapping``: whether tokens have slots.
     """
 
     block_size: int
@@ -468,9 +468,9 @@ def append_slots(
 ) -> AppendedSlots:
     """One step of a batch, in one launch: request i adds ``new_tokens[i]`` to row ``rows[i]``.
 
-    Blocks that no token reads any more go back to the pool, and their entries become 0; each request
-    in turn gets the blocks that it needs in all groups, or none; ``slot_mapping[g, t]`` is where the
-    t-th token of the batch goes in group g, PAD_SLOT_ID for padding, for other ranks'
+    Blocks that no token reads any more go back to the pool, and their entries become 0; each
+    request in turn gets the blocks that it needs in all groups, or none; ``slot_mapping[g, t]`` is
+    where the t-th token of the batch goes in group g, PAD_SLOT_ID for padding, for other ranks'
     tokens and for requests whose status is not OK.
 
     rows, context_lens, new_tokens, status: int32 ``[batch]``; a row of -1 is padding, no row
