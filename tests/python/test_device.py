@@ -397,7 +397,15 @@ def arguments(device):
 
 @pytest.mark.parametrize(
     "name",
-    "rows context_lens new_tokens slot_mapping status query_start_loc positions".split(),
+    [
+        "rows",
+        "context_lens",
+        "new_tokens",
+        "slot_mapping",
+        "status",
+        "query_start_loc",
+        "positions",
+    ],
 )
 def test_bad_tensors_are_named(device, name):
     pool, tables, good = arguments(device)
