@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<int> slices;
   for (int n = bytes.below(4); n >= 0; --n) slices.push_back(1 + bytes.below(6));
   const bool enable_caching = bytes.below(4) != 0;
-  kvplan::testing::SlicedPoolDriver driver(num_large, slices, enable_caching, bytes.below(8));
+  kvplan::testing::SlicedPoolDriver driver(num_large, slices, enable_caching, bytes.below(9) / 8.0);
   while (!bytes.empty()) driver.step(bytes, true);
   return 0;
 }

@@ -1094,8 +1094,9 @@ class SlicedBlockPool:
     slices: slices of a large block, for each group.
     enable_caching: off, a block that nobody holds any more loses its hash.
     enable_events: queue changes of the prefix cache for take_events().
-    own_first_below: while fewer large blocks are free, a group reuses its own cached slices before it
-    takes a large block; None: a sixteenth of the pool.
+    own_first_above: share of the pool, 0 to 1. A group with more bytes than that free in its partly
+    used large blocks reuses what is cached there before it takes another large block. The smaller,
+    the fuller the pool gets; the larger, the longer the prefix cache remembers.
     """
     def __init__(
         self,
@@ -1104,7 +1105,7 @@ class SlicedBlockPool:
         *,
         enable_caching: bool = True,
         enable_events: bool = False,
-        own_first_below: int | None = None,
+        own_first_above: float = 0.015625,
     ) -> None: ...
     def __len__(self) -> int: ...
     def allocate(

@@ -158,19 +158,19 @@ num_large_blocks: large blocks of the pool, the null block included; a plan's nu
 slices: slices of a large block, for each group.
 enable_caching: off, a block that nobody holds any more loses its hash.
 enable_events: queue changes of the prefix cache for take_events().
-own_first_below: while fewer large blocks are free, a group reuses its own cached slices before it
-takes a large block; None: a sixteenth of the pool.)")
+own_first_above: share of the pool, 0 to 1. A group with more bytes than that free in its partly
+used large blocks reuses what is cached there before it takes another large block. The smaller,
+the fuller the pool gets; the larger, the longer the prefix cache remembers.)")
       .def(py::init([](int64_t num_large_blocks, const std::vector<int64_t>& slices,
-                       bool enable_caching, bool enable_events,
-                       std::optional<int64_t> own_first_below) {
+                       bool enable_caching, bool enable_events, double own_first_above) {
              return SlicedBlockPool(num_large_blocks, slices,
                                     {.enable_caching = enable_caching,
                                      .enable_events = enable_events,
-                                     .own_first_below = own_first_below});
+                                     .own_first_above = own_first_above});
            }),
            py::arg("num_large_blocks"), py::arg("slices"), py::kw_only(),
            py::arg("enable_caching") = true, py::arg("enable_events") = false,
-           py::arg("own_first_below") = py::none())
+           py::arg("own_first_above") = SlicedBlockPoolOptions{}.own_first_above)
       .def_property_readonly("num_large_blocks", &SlicedBlockPool::num_large_blocks)
       .def_property_readonly("num_groups", &SlicedBlockPool::num_groups)
       .def_property_readonly("slices", &slices, "Slices of a large block, for each group.")

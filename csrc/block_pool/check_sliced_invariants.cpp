@@ -82,6 +82,25 @@ size_t check_list(const SlicedBlockPoolState& s, const detail::LargeBlockList<kL
   return length;
 }
 
+/// Number of large blocks in the buckets of a group; `belongs(block)` holds for each.
+template <LargeBlock::Links LargeBlock::*kLinks, typename Belongs>
+size_t check_buckets(const SlicedBlockPoolState& s,
+                     const detail::LargeBlockBuckets<kLinks>& buckets, uint32_t group,
+                     Belongs&& belongs) {
+  size_t total = 0;
+  uint32_t fullest = detail::HighestBit::kNone;
+  for (uint32_t used = 0; used < buckets.lists().size(); ++used) {
+    const size_t length = check_list(s, buckets.lists()[used], [&](uint32_t l) {
+      require(s.owns(group, l) && s.large[l].num_used == used && belongs(s.large[l]),
+              "a large block is in a wrong bucket", l);
+    });
+    total += length;
+    if (length != 0) fullest = used;
+  }
+  require(buckets.occupied().highest() == fullest, "the fullest bucket is another", group);
+  return total;
+}
+
 }  // namespace
 
 void SlicedBlockPool::check_invariants() const {
@@ -92,7 +111,7 @@ void SlicedBlockPool::check_invariants() const {
   struct Sums {
     int64_t used = 0;
     int64_t partly_free = 0;
-    size_t with_room = 0;
+    size_t roomy = 0;
     size_t aged = 0;
   };
   std::vector<Sums> sums(s.groups.size());
@@ -113,7 +132,7 @@ void SlicedBlockPool::check_invariants() const {
     Sums& sum = sums[block.owner];
     sum.used += block.num_used;
     if (block.num_used != 0) sum.partly_free += s.groups[block.owner].slices() - block.num_used;
-    sum.with_room += s.num_empty(l) != 0;
+    sum.roomy += s.num_empty(l) != 0;
     sum.aged += block.num_used != 0 && block.num_cached != 0;
     num_whole += block.num_used == 0;
   }
@@ -150,19 +169,16 @@ void SlicedBlockPool::check_invariants() const {
             "the free slices of a group are miscounted", number);
     require(check_age(group.aged, LargeBlock::AgeList::kGroup, &group) == sums[g].aged,
             "a large block with cached slices is not in the list of ages", number);
-    size_t with_room = 0;
-    uint32_t fullest = detail::HighestBit::kNone;
-    for (uint32_t used = 0; used <= group.slices(); ++used) {
-      const size_t length = check_list(s, group.buckets[used], [&](uint32_t l) {
-        require(s.large[l].is_owned && s.large[l].owner == g && s.large[l].num_used == used &&
-                    s.num_empty(l) != 0,
-                "a large block is in a wrong bucket", l);
-      });
-      with_room += length;
-      if (length != 0) fullest = used;
-    }
-    require(with_room == sums[g].with_room, "a large block with room is in no bucket", number);
-    require(group.occupied_buckets.highest() == fullest, "the fullest bucket is another", number);
+    require(check_buckets(s, group.roomy, number,
+                          [&](const LargeBlock& block) {
+                            return block.num_used + block.num_cached != group.slices();
+                          }) == sums[g].roomy,
+            "a large block with room is in no bucket", number);
+    require(check_buckets(s, group.evictable, number,
+                          [](const LargeBlock& block) {
+                            return block.num_used != 0 && block.num_cached != 0;
+                          }) == sums[g].aged,
+            "a large block with cached slices is in no bucket", number);
   }
 }
 

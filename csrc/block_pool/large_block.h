@@ -1,6 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+#include "block_pool/highest_bit.h"
 
 namespace kvplan::detail {
 
@@ -27,13 +30,14 @@ struct alignas(64) LargeBlock {
   bool is_owned;
   AgeList age_list;
   bool is_counted;  // by the admission in progress
-  Links bucket;     // among blocks of the group with an empty slice and as many in use
+  Links roomy;      // among blocks of the group with an empty slice and as many in use
+  Links evictable;  // among those partly in use with a cached free slice and as many in use
   Links age;        // in the list that `age_list` names
   uint64_t stamp;   // when it came to the end of that list
 };
 static_assert(sizeof(LargeBlock) == 64);
 
-/// A doubly linked list of large blocks, through one of their two links. Block 0 is none.
+/// A doubly linked list of large blocks, through one of their links. Block 0 is none.
 template <LargeBlock::Links LargeBlock::*kLinks>
 struct LargeBlockList {
   uint32_t first = 0;
@@ -54,6 +58,36 @@ struct LargeBlockList {
     (links.prev == 0 ? first : (blocks[links.prev].*kLinks).next) = links.next;
     (links.next == 0 ? last : (blocks[links.next].*kLinks).prev) = links.prev;
   }
+};
+
+/// Large blocks of a group by the number of slices in use, most recently changed first.
+template <LargeBlock::Links LargeBlock::*kLinks>
+class LargeBlockBuckets {
+ public:
+  explicit LargeBlockBuckets(uint32_t slices) : lists_(slices + 1), occupied_(slices + 1) {}
+
+  void insert(LargeBlock* blocks, uint32_t id) {
+    const uint32_t used = blocks[id].num_used;
+    if (lists_[used].first == 0) occupied_.insert(used);
+    lists_[used].push_front(blocks, id);
+  }
+  void remove(LargeBlock* blocks, uint32_t id) {
+    const uint32_t used = blocks[id].num_used;
+    lists_[used].remove(blocks, id);
+    if (lists_[used].first == 0) occupied_.erase(used);
+  }
+  /// 0 if there is none.
+  uint32_t fullest() const {
+    const uint32_t used = occupied_.highest();
+    return used == HighestBit::kNone ? 0 : lists_[used].first;
+  }
+
+  const std::vector<LargeBlockList<kLinks>>& lists() const { return lists_; }
+  const HighestBit& occupied() const { return occupied_; }
+
+ private:
+  std::vector<LargeBlockList<kLinks>> lists_;
+  HighestBit occupied_;
 };
 
 }  // namespace kvplan::detail

@@ -37,9 +37,9 @@ std::unique_ptr<SlicedBlockPoolState> make_state(int64_t num_large_blocks,
         " large blocks into " + std::to_string(slices[g]) + " slices; 1 to " +
         std::to_string(kMaxId / num_large_blocks) + " are possible with 32-bit block ids");
   }
-  if (options.own_first_below && *options.own_first_below < 0) {
-    throw InvalidArgument("own_first_below is a number of large blocks, not " +
-                          std::to_string(*options.own_first_below));
+  if (!(options.own_first_above >= 0 && options.own_first_above <= 1)) {
+    throw InvalidArgument("own_first_above is a share of the pool, 0 to 1, not " +
+                          std::to_string(options.own_first_above));
   }
   const int64_t most_slices = *std::max_element(slices.begin(), slices.end());
   return std::make_unique<SlicedBlockPoolState>(static_cast<uint32_t>(num_large_blocks), slices,

@@ -6,18 +6,6 @@
 
 namespace kvplan::detail {
 
-namespace {
-
-/// Measured: see "Own slices or whole large blocks" in docs/fragmentation.md.
-constexpr uint32_t kDefaultOwnFirstShare = 16;
-
-uint32_t own_first_limit(uint32_t num_large, const SlicedBlockPoolOptions& options) {
-  if (!options.own_first_below) return num_large / kDefaultOwnFirstShare;
-  return static_cast<uint32_t>(std::clamp<int64_t>(*options.own_first_below, 0, num_large));
-}
-
-}  // namespace
-
 SlicedBlockPoolState::SlicedBlockPoolState(uint32_t num_large_blocks,
                                            std::span<const int64_t> slices, uint32_t most_slices,
                                            SlicedBlockPoolOptions options)
@@ -29,14 +17,16 @@ SlicedBlockPoolState::SlicedBlockPoolState(uint32_t num_large_blocks,
       num_large(num_large_blocks),
       records_per_large(most_slices),
       enable_caching(options.enable_caching),
-      own_first_below(own_first_limit(num_large_blocks, options)),
       large_memory(num_large_blocks),
       large(large_memory.data()),
       num_free_large(num_large_blocks - 1),
       admission_new_(slices.size()),
       admission_free_(slices.size()) {
   groups.reserve(slices.size());
-  for (const int64_t k : slices) groups.emplace_back(static_cast<uint32_t>(k));
+  for (const int64_t k : slices) {
+    const double most = options.own_first_above * static_cast<double>(num_large_blocks * k);
+    groups.emplace_back(static_cast<uint32_t>(k), static_cast<int64_t>(most));
+  }
 }
 
 uint32_t SlicedBlockPoolState::checked_group(PoolGroupId group_id) const {
@@ -77,11 +67,8 @@ SliceRef SlicedBlockPoolState::checked_owned(uint32_t group, BlockId id,
 void SlicedBlockPoolState::open(uint32_t l) {
   const LargeBlock& block = large[l];
   SlicedGroup& group = groups[block.owner];
-  if (num_empty(l) != 0 && block.num_used + block.num_cached != 0) {
-    auto& bucket = group.buckets[block.num_used];
-    bucket.remove(large, l);
-    if (bucket.first == 0) group.occupied_buckets.erase(block.num_used);
-  }
+  if (num_empty(l) != 0 && block.num_used + block.num_cached != 0) group.roomy.remove(large, l);
+  if (block.num_used != 0 && block.num_cached != 0) group.evictable.remove(large, l);
   group.num_used -= block.num_used;
   if (block.num_used == 0) {
     --num_free_large;
@@ -120,11 +107,10 @@ void SlicedBlockPoolState::close(uint32_t l, bool used) {
   if (block.num_used + block.num_cached == 0) {
     block = {};
     returned.push_front(large, l);
-  } else if (num_empty(l) != 0) {
-    auto& bucket = group.buckets[block.num_used];
-    if (bucket.first == 0) group.occupied_buckets.insert(block.num_used);
-    bucket.push_front(large, l);
+    return;
   }
+  if (num_empty(l) != 0) group.roomy.insert(large, l);
+  if (block.num_used != 0 && block.num_cached != 0) group.evictable.insert(large, l);
 }
 
 uint32_t SlicedBlockPoolState::take_empty(uint32_t l) {
@@ -297,34 +283,40 @@ void SlicedBlockPoolState::hand_out(uint32_t l, std::span<BlockId> out, bool fro
   }
 }
 
+SlicedBlockPoolState::Source SlicedBlockPoolState::choose_source(const SlicedGroup& group,
+                                                                 size_t num_wanted,
+                                                                 bool may_take_large) const {
+  using Kind = Source::Kind;
+  const uint32_t roomy = group.roomy.fullest();
+  const bool roomy_is_in_use = roomy != 0 && large[roomy].num_used != 0;
+  // What is asked for together is mostly given back together, so it shall not share large blocks.
+  const bool fills_large = may_take_large && num_wanted >= group.slices();
+  if (roomy_is_in_use && !fills_large) return {Kind::kEmpty, roomy};
+  const uint32_t own = group.aged.first;
+  if (own != 0 && (!may_take_large || group.is_fragmented())) {
+    return {Kind::kCached, group.is_fragmented() ? group.evictable.fullest() : own};
+  }
+  // A large block that nobody uses, with room beside what it has cached; `roomy` may be in use.
+  const uint32_t unused_roomy = group.roomy.lists()[0].first;
+  if (unused_roomy != 0) return {Kind::kEmpty, unused_roomy};
+  if (has_reserve()) return {Kind::kReserve};
+  if (own != 0 && large[own].stamp < large[aged_whole.first].stamp) return {Kind::kCached, own};
+  return {Kind::kWhole, aged_whole.first};
+}
+
 void SlicedBlockPoolState::take(uint32_t group, std::span<BlockId> out, int64_t num_others) {
-  SlicedGroup& g = groups[group];
+  using Kind = Source::Kind;
   while (!out.empty()) {
-    const uint32_t fullest = g.occupied_buckets.highest();
-    const bool any_empty = fullest != HighestBit::kNone;
-    const bool may_take_large = num_free_large > num_others;
-    uint32_t l;
-    bool from_cached = false;
-    if (any_empty && fullest != 0) {
-      l = g.buckets[fullest].first;
-    } else if (const uint32_t own = g.aged.first;
-               own != 0 && (!may_take_large || num_free_large < own_first_below)) {
-      l = own;
-      from_cached = true;
-    } else if (any_empty) {  // a large block that nobody uses and that has room beside what is
-                             // cached
-      l = g.buckets[0].first;
-    } else if (has_reserve()) {
-      l = take_reserve(group);
-    } else if (own != 0 && large[own].stamp < large[aged_whole.first].stamp) {
-      l = own;
-      from_cached = true;
-    } else {
-      empty_whole(aged_whole.first);
+    Source source = choose_source(groups[group], out.size(), num_free_large > num_others);
+    if (source.kind == Kind::kWhole) {
+      empty_whole(source.large);
       continue;
     }
+    const bool from_cached = source.kind == Kind::kCached;
+    const uint32_t l = source.kind == Kind::kReserve ? take_reserve(group) : source.large;
     open(l);
-    const size_t n = std::min<size_t>(out.size(), from_cached ? large[l].num_cached : num_empty(l));
+    const uint32_t num_there = from_cached ? large[l].num_cached : num_empty(l);
+    const size_t n = std::min<size_t>(out.size(), num_there);
     hand_out(l, out.first(n), from_cached);
     close(l, false);
     out = out.subspan(n);

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "block_pool/block_record.h"
-#include "block_pool/highest_bit.h"
 #include "block_pool/large_block.h"
 #include "block_pool/operation_check.h"
 #include "block_pool/prefix_keys.h"
@@ -20,16 +19,19 @@ struct SliceMemory {
 };
 
 struct SlicedGroup {
-  explicit SlicedGroup(uint32_t slices) : division(slices), occupied_buckets(slices + 1) {
-    buckets.resize(slices + 1);
-  }
+  SlicedGroup(uint32_t slices, int64_t most_fragmented_)
+      : division(slices), most_fragmented(most_fragmented_), roomy(slices), evictable(slices) {}
   uint32_t slices() const { return division.divisor(); }
+  bool is_fragmented() const { return num_partly_free > most_fragmented; }
 
   SliceDivision division;
-  /// Blocks with an empty slice and something else in use or cached, by slices in use.
-  std::vector<LargeBlockList<&LargeBlock::bucket>> buckets;
-  HighestBit occupied_buckets;
-  /// Blocks partly in use that have cached free slices, longest unused first.
+  /// Free slices in partly used blocks beyond which the group reuses them first.
+  int64_t most_fragmented;
+  /// Blocks with an empty slice and something else in use or cached.
+  LargeBlockBuckets<&LargeBlock::roomy> roomy;
+  /// Blocks partly in use that have cached free slices.
+  LargeBlockBuckets<&LargeBlock::evictable> evictable;
+  /// The same, longest unused first.
   LargeBlockList<&LargeBlock::age> aged;
   int64_t num_used = 0;
   int64_t num_partly_free = 0;  ///< slices not in use, in blocks partly in use
@@ -48,13 +50,12 @@ struct SlicedBlockPoolState : SliceMemory, PrefixKeys, OperationState {
   const uint32_t num_large;
   const uint32_t records_per_large;  // of a slice: large * records_per_large + slice
   const bool enable_caching;
-  const uint32_t own_first_below;
   ZeroedArray<LargeBlock> large_memory;
   LargeBlock* large;
   std::vector<SlicedGroup> groups;
 
   // The reserve: large blocks that were given back, and those that were never used.
-  LargeBlockList<&LargeBlock::bucket> returned;
+  LargeBlockList<&LargeBlock::roomy> returned;
   uint32_t first_unused = 1;
   /// Blocks with cached slices only, of all groups, longest unused first.
   LargeBlockList<&LargeBlock::age> aged_whole;
@@ -111,6 +112,13 @@ struct SlicedBlockPoolState : SliceMemory, PrefixKeys, OperationState {
   void take(uint32_t group, std::span<BlockId> out, int64_t num_others);
 
  private:
+  /// Where the next block comes from; it may be the large block of another group, to be emptied.
+  struct Source {
+    enum class Kind { kEmpty, kCached, kReserve, kWhole };
+    Kind kind;
+    uint32_t large = 0;
+  };
+  Source choose_source(const SlicedGroup& group, size_t num_wanted, bool may_take_large) const;
   void hand_out(uint32_t l, std::span<BlockId> out, bool from_cached);
   uint32_t take_reserve(uint32_t group);
   void empty_whole(uint32_t l);

@@ -41,10 +41,10 @@ class SlicedModel {
     int used() const { return static_cast<int>(slices.size() - unused.size() - cached.size()); }
   };
 
-  SlicedModel(int num_large, std::vector<int> slices_, bool caching_, int own_first_below_)
+  SlicedModel(int num_large, std::vector<int> slices_, bool caching_, double own_first_above_)
       : slices(std::move(slices_)),
         caching(caching_),
-        own_first_below(own_first_below_),
+        own_first_above(own_first_above_),
         large(static_cast<size_t>(num_large)) {
     for (int l = num_large - 1; l >= 1; --l) reserve.push_back(l);
   }
@@ -126,18 +126,23 @@ class SlicedModel {
     std::vector<int> out;
     while (static_cast<int>(out.size()) < num_new) {
       const bool may_take_large = num_free_large() > num_others;
-      const int roomy = fullest_with_room(g);
+      const int missing = num_new - static_cast<int>(out.size());
+      const bool fragmented =
+          num_partly_free(g) > static_cast<int64_t>(own_first_above * num_large() * k(g));
+      const int roomy = fullest(g, [](const Large& b) { return b.used() && !b.unused.empty(); });
+      const int unused = fullest(g, [](const Large& b) { return !b.used() && !b.unused.empty(); });
+      const int crowded = fullest(g, [](const Large& b) { return b.used() && !b.cached.empty(); });
       const int own = oldest(Ages::kGroup, g);
       const int whole = oldest(Ages::kWhole, -1);
       int l = 0;
       bool evict = false;
-      if (roomy != 0 && at(roomy).used() != 0) {
+      if (roomy != 0 && !(may_take_large && missing >= k(g))) {
         l = roomy;
-      } else if (own != 0 && (!may_take_large || num_free_large() < own_first_below)) {
-        l = own;
+      } else if (own != 0 && (!may_take_large || fragmented)) {
+        l = fragmented ? crowded : own;
         evict = true;
-      } else if (roomy != 0) {
-        l = roomy;
+      } else if (unused != 0) {
+        l = unused;
       } else if (!reserve.empty()) {
         l = reserve.back();
         reserve.pop_back();
@@ -158,14 +163,16 @@ class SlicedModel {
       } else {
         throw std::logic_error("the model has no block left");
       }
+      // All that it has, before another is chosen.
       std::vector<int>& from = evict ? at(l).cached : at(l).unused;
-      const int slice = evict ? from.front() : from.back();
-      from.erase(evict ? from.begin() : from.end() - 1);
-      const int id = l * k(g) + slice;
-      drop_hash(g, id, true);
-      slice_of(g, id).ref_count = 1;
-      out.push_back(id);
-      changed(l, false);
+      for (; !from.empty() && static_cast<int>(out.size()) < num_new; changed(l, false)) {
+        const int slice = evict ? from.front() : from.back();
+        from.erase(evict ? from.begin() : from.end() - 1);
+        const int id = l * k(g) + slice;
+        drop_hash(g, id, true);
+        slice_of(g, id).ref_count = 1;
+        out.push_back(id);
+      }
     }
     return out;
   }
@@ -258,7 +265,7 @@ class SlicedModel {
 
   std::vector<int> slices;
   bool caching;
-  int own_first_below;
+  double own_first_above;
   std::vector<Large> large;
   std::vector<int> reserve;  // the next one last
   std::map<std::pair<std::string, int>, std::vector<int>> cached;
@@ -267,11 +274,12 @@ class SlicedModel {
  private:
   Large& at(int l) { return large[static_cast<size_t>(l)]; }
 
-  int fullest_with_room(int g) {
+  template <typename Wanted>
+  int fullest(int g, Wanted&& wanted) {
     int best = 0;
     for (int l = 1; l < num_large(); ++l) {
       const Large& b = at(l);
-      if (b.owner != g || b.unused.empty()) continue;
+      if (b.owner != g || !wanted(b)) continue;
       if (best == 0 ||
           std::pair(b.used(), b.last_touch) > std::pair(at(best).used(), at(best).last_touch)) {
         best = l;
@@ -322,12 +330,12 @@ class SlicedModel {
 class SlicedPoolDriver {
  public:
   SlicedPoolDriver(int num_large, const std::vector<int>& slices, bool enable_caching,
-                   int own_first_below)
-      : model_(num_large, slices, enable_caching, own_first_below),
+                   double own_first_above)
+      : model_(num_large, slices, enable_caching, own_first_above),
         pool_(num_large, std::vector<int64_t>(slices.begin(), slices.end()),
               {.enable_caching = enable_caching,
                .enable_events = true,
-               .own_first_below = own_first_below}) {}
+               .own_first_above = own_first_above}) {}
 
   /// Applies one operation to both; throws `std::logic_error` on a difference. `thorough`: the
   /// whole state is compared after it.

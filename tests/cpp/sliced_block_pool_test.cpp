@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -47,7 +49,8 @@ TEST(SlicedBlockPool, IdsAreLargeBlockTimesSlicesPlusSlice) {
   EXPECT_EQ(pool.num_free_blocks(kSmall), 12);
   EXPECT_EQ(pool.get_new_blocks(kWide, 1), (Ids{2}));
   EXPECT_EQ(pool.get_new_blocks(kSmall, 2), (Ids{8, 9}));
-  EXPECT_EQ(pool.get_new_blocks(kWide, 2), (Ids{3, 6}));
+  EXPECT_EQ(pool.get_new_blocks(kWide, 1), (Ids{3}));
+  EXPECT_EQ(pool.get_new_blocks(kWide, 1), (Ids{6}));
   EXPECT_EQ(pool.owner(1), kWide);
   EXPECT_EQ(pool.owner(2), kSmall);
   EXPECT_EQ(pool.owner(0), std::nullopt);
@@ -74,6 +77,32 @@ TEST(SlicedBlockPool, TheFullestLargeBlockIsFilledFirst) {
   pool.free_blocks(kSmall, Ids{4, 5, 6, 8, 12, 13});  // 1, 3 and 2 of 4 stay in use
   EXPECT_EQ(pool.get_new_blocks(kSmall, 3), (Ids{8, 13, 12}));
   EXPECT_EQ(pool.get_new_blocks(kSmall, 3), (Ids{6, 5, 4}));
+}
+
+/// So that they come back whole, although there is room elsewhere.
+TEST(SlicedBlockPool, WhatFillsLargeBlocksGetsWholeOnes) {
+  SlicedBlockPool pool(5, kSlices);
+  pool.get_new_blocks(kSmall, 1);
+  const Ids many = pool.get_new_blocks(kSmall, 9);
+  EXPECT_EQ(many, (Ids{8, 9, 10, 11, 12, 13, 14, 15, 5}));
+  EXPECT_EQ(pool.num_free_large_blocks(), 1);
+  pool.get_new_blocks(kWide, 2);
+  EXPECT_EQ(pool.get_new_blocks(kSmall, 2), (Ids{6, 7}));  // no large block is left
+}
+
+/// A group with too much free among its own reuses that, from the fullest large block.
+TEST(SlicedBlockPool, AFragmentedGroupReusesItsOwnFullestLargeBlock) {
+  SlicedBlockPool pool(4, kSlices, {.own_first_above = 0.25});  // 4 of 16 slices
+  const Ids ids = pool.get_new_blocks(kSmall, 8);
+  cache(pool, kSmall, ids, 0);
+  pool.free_blocks(kSmall, Ids{ids[0], ids[1], ids[2]});
+  pool.free_blocks(kSmall, Ids{ids[4]});
+  pool.get_new_blocks(kWide, 2);
+  Ids got = pool.get_new_blocks(kSmall, 1);
+  EXPECT_EQ(got, (Ids{ids[0]}));  // no large block is left: by age
+  pool.free_blocks(kSmall, Ids{ids[5], ids[6]});
+  got = pool.get_new_blocks(kSmall, 1);
+  EXPECT_EQ(got, (Ids{ids[1]}));  // 5 free slices; the first large block has 2 in use
 }
 
 TEST(SlicedBlockPool, AdmissionCountsWholeLargeBlocks) {
@@ -121,7 +150,7 @@ TEST(SlicedBlockPool, AllocationForSeveralGroupsIsAllOrNothing) {
 
 /// A group must not take large blocks by age that another group of the same request needs.
 TEST(SlicedBlockPool, AllocationLeavesLargeBlocksToTheOtherGroups) {
-  SlicedBlockPool pool(3, kSlices, {.own_first_below = 0});
+  SlicedBlockPool pool(3, kSlices, {.own_first_above = 1});
   const Ids old = pool.get_new_blocks(kWide, 2);
   const Ids mixed = pool.get_new_blocks(kSmall, 4);
   cache(pool, kWide, old, 0);
@@ -188,8 +217,8 @@ TEST(SlicedBlockPool, TheLargeBlockUsedLongestAgoIsEmptiedFirst) {
 
 /// Both orders of the two kinds of cached blocks, by age and own slices first.
 TEST(SlicedBlockPool, OwnCachedSlicesOrAWholeLargeBlock) {
-  for (const int64_t own_first_below : {0, 4}) {
-    SlicedBlockPool pool(3, kSlices, {.own_first_below = own_first_below});
+  for (const double own_first_above : {1.0, 0.0}) {
+    SlicedBlockPool pool(3, kSlices, {.own_first_above = own_first_above});
     const Ids whole = pool.get_new_blocks(kWide, 2);
     const Ids mixed = pool.get_new_blocks(kSmall, 4);
     cache(pool, kWide, whole, 0);
@@ -197,7 +226,7 @@ TEST(SlicedBlockPool, OwnCachedSlicesOrAWholeLargeBlock) {
     pool.free_blocks(kWide, whole);
     pool.free_blocks(kSmall, Ids{mixed[1]});
     const Ids got = pool.get_new_blocks(kSmall, 1);
-    if (own_first_below == 0) {  // the whole large block is older
+    if (own_first_above == 1.0) {  // the whole large block is older
       EXPECT_EQ(got, (Ids{4}));
       EXPECT_FALSE(pool.find(hash_of(0), kWide));
       EXPECT_TRUE(pool.find(hash_of(11), kSmall));
@@ -292,7 +321,10 @@ TEST(SlicedBlockPool, ShapesThatCannotBe) {
   EXPECT_EQ(make(1 << 20, {2048}),
             "group 0 cuts each of 1048576 large blocks into 2048 slices; 1 to 2047 are possible "
             "with 32-bit block ids");
-  EXPECT_NE(error_of([] { SlicedBlockPool(4, kSlices, {.own_first_below = -1}); }), "no error");
+  for (const double share : {-0.1, 1.1, std::nan("")}) {
+    EXPECT_NE(error_of([&] { SlicedBlockPool(4, kSlices, {.own_first_above = share}); }),
+              "no error");
+  }
 }
 
 TEST(SlicedBlockPool, PoolsWithoutRoom) {
@@ -372,7 +404,7 @@ TEST(SlicedBlockPool, DoesWhatTheModelDoes) {
     const int num_large = 1 + bytes.below(14);
     std::vector<int> slices;
     for (int n = bytes.below(4); n >= 0; --n) slices.push_back(1 + bytes.below(7));
-    testing::SlicedPoolDriver driver(num_large, slices, bytes.below(4) != 0, bytes.below(8));
+    testing::SlicedPoolDriver driver(num_large, slices, bytes.below(4) != 0, bytes.below(9) / 8.0);
     for (int step = 0; step < kSteps; ++step) {
       ASSERT_NO_THROW(driver.step(bytes, step % 8 == 0)) << "seed " << seed << " step " << step;
     }

@@ -19,9 +19,10 @@ struct SlicedBlockPoolState;
 struct SlicedBlockPoolOptions {
   bool enable_caching = true;  ///< off: a block that nobody holds any more loses its hash
   bool enable_events = false;  ///< queue `BlockPoolEvent`s for `take_events`
-  /// While fewer large blocks are free, a group reuses its own cached slices before it takes a
-  /// large block. Unset: a default share of the pool.
-  std::optional<int64_t> own_first_below{};
+  /// Share of the pool: a group with more bytes than that free in its partly used large blocks
+  /// reuses what is cached there before it takes another large block. The smaller, the fuller the
+  /// pool gets; the larger, the longer the prefix cache remembers. 1: by age only.
+  double own_first_above = 1.0 / 64;
 };
 
 /// What one request wants of one group.
@@ -40,12 +41,15 @@ struct SliceDemand {
 /// and blocks 1 to k_g - 1 do not exist.
 ///
 /// New blocks come, in this order, from
-/// 1. an empty slice of the group's large block that has most slices in use (and an empty one);
-/// 2. the reserve;
-/// 3. what is cached and in nobody's use: the slices of the group's own large blocks that are
+/// 1. whole free large blocks, as many as the call's blocks of the group fill: blocks that are
+///    asked for together are mostly freed together;
+/// 2. an empty slice of the group's large block that has most slices in use (and an empty one);
+/// 3. the reserve;
+/// 4. what is cached and in nobody's use: the slices of the group's own large blocks that are
 ///    partly in use, or a large block of any group that is in nobody's use, which is emptied as a
-///    whole. The large block whose newest use lies furthest back goes first; but while fewer than
-///    `own_first_below` large blocks are free, the group's own slices go first.
+///    whole. The large block whose newest use lies furthest back goes first. But a group that has
+///    more than `own_first_above` of the pool free in its partly used large blocks reuses its own
+///    cached slices before 1 and 3, those of the fullest large block first.
 ///
 /// A use of a large block is a slice that is freed or found; a slice in use is never evicted.
 ///
