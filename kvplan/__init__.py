@@ -27,12 +27,13 @@ from kvplan._core import (
     Plan,
     PlanningConfig,
     SlicedBlockPool,
+    SlicedPoint,
     Unsupported,
     WorkerReport,
     __version__,
     plan,
 )
-from kvplan.frontier import frontier
+from kvplan.frontier import frontier, sliced_point
 from kvplan.planning import *  # noqa: F403
 from kvplan.planning import __all__ as _planning_all
 
@@ -54,6 +55,7 @@ __all__ = [
     "Plan",
     "PlanningConfig",
     "SlicedBlockPool",
+    "SlicedPoint",
     "Unsupported",
     "WorkerReport",
     "__version__",
@@ -62,6 +64,7 @@ __all__ = [
     "frontier",
     "plan",
     "planning",
+    "sliced_point",
     "specs",
 ]
 __all__ += _planning_all

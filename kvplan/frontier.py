@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvplan import _core
-from kvplan._core import DEFAULT_MAX_GROUPS, Frontier, GroupingPoint
+from kvplan._core import DEFAULT_MAX_GROUPS, Frontier, GroupingPoint, SlicedPoint
 from kvplan.specs import KVCacheSpec
 
 __all__ = [
@@ -17,7 +17,10 @@ __all__ = [
     "STEP_SECONDS_PER_GROUP",
     "Frontier",
     "GroupingPoint",
+    "SlicedPoint",
     "frontier",
+    "sliced_point",
+    "sliced_to_dict",
     "to_dict",
 ]
 
@@ -34,6 +37,15 @@ _POINT_FIELDS = (
     "min_request_bytes",
     "bound_bytes",
     "is_vllm",
+)
+_SLICED_FIELDS = (
+    "num_groups",
+    "max_layers_per_group",
+    "bytes_per_block",
+    "request_bytes",
+    "request_blocks",
+    "min_request_bytes",
+    "exact",
 )
 
 
@@ -55,6 +67,35 @@ def frontier(config: Any, kv_cache_specs: Sequence[dict[str, KVCacheSpec]]) -> F
         PageSizeError: Neither vLLM nor kvplan can group the model in this layout.
     """
     return _core.frontier(config, kv_cache_specs)
+
+
+def sliced_point(
+    config: Any,
+    kv_cache_specs: Sequence[dict[str, KVCacheSpec]],
+    available_memory: Sequence[int] | None = None,
+) -> SlicedPoint | None:
+    """What ``grouping="sliced"`` makes of a model; docs/sliced.md says how.
+
+    Args:
+        config: As for :func:`frontier`; the layout is to be block-outermost. `min_large_blocks`
+            bounds the block.
+        kv_cache_specs: For each worker, its layers' names and specs.
+        available_memory: Bytes for the KV cache of each worker. Without it, the smallest pool that
+            holds a request of the reference length is assumed.
+
+    Returns:
+        The point; None where there is nothing to cut (one kind of cache) or the layout is not
+        block-outermost.
+
+    Raises:
+        InvalidArgument: A value is out of range.
+    """
+    return _core.sliced_point(config, kv_cache_specs, available_memory)
+
+
+def sliced_to_dict(point: SlicedPoint) -> dict[str, Any]:
+    """The sliced point as plain data for JSON."""
+    return {name: getattr(point, name) for name in _SLICED_FIELDS} | {"slices": list(point.slices)}
 
 
 def to_dict(curve: Frontier) -> dict[str, Any]:

@@ -82,6 +82,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grouping: Literal["vllm", "compact", "sliced"] | UnsetType = UNSET
     max_groups: Positive | UnsetType | None = UNSET
     reference_model_len: Positive | UnsetType | None = UNSET
+    min_large_blocks: Positive | UnsetType = UNSET
     attention_kernel_block_sizes: KernelBlockSizes | UnsetType = UNSET
     mla_kernel_block_sizes: KernelBlockSizes | UnsetType = UNSET
 

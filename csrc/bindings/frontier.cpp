@@ -2,6 +2,7 @@
 #include "bindings/planning_config.h"
 #include "bindings/session.h"
 #include "kvplan/compact.h"
+#include "kvplan/sliced.h"
 
 namespace py = pybind11;
 
@@ -14,6 +15,21 @@ Frontier compute_frontier(py::handle config, const py::iterable& kv_cache_specs)
   Session session;
   for (py::handle specs : kv_cache_specs) session.request().add_layers(session.read_layers(specs));
   return frontier(session.request(), c);
+}
+
+/// The smallest of `available_memory` matters, where it is given.
+std::optional<SlicedPoint> compute_sliced_point(py::handle config, py::handle kv_cache_specs,
+                                                py::handle available_memory) {
+  const PlanningConfig c = read_config(config);
+  Session session;
+  if (available_memory.is_none()) {
+    for (py::handle specs : kv_cache_specs) {
+      session.request().add_layers(session.read_layers(specs));
+    }
+  } else {
+    session.read_workers(kv_cache_specs, available_memory);
+  }
+  return sliced_point(session.request(), c);
 }
 
 }  // namespace
@@ -60,6 +76,42 @@ void bind_frontier(py::module_& m) {
                     "Bytes of a request of the reference length without any padding.")
       .def_readonly("exact", &Frontier::exact,
                     "Whether every point is proven to be the best for its number of groups.");
+
+  py::class_<SlicedPoint> sliced(m, "SlicedPoint",
+                                 "One group a kind of cache, and the slices of the pool's blocks.");
+  const auto sliced_number = [&](const char* name, auto member, const char* doc) {
+    sliced.def_readonly(name, member, doc);
+  };
+  sliced_number("num_groups", &SlicedPoint::num_groups, "Groups: one for each kind of cache.");
+  sliced_number("max_layers_per_group", &SlicedPoint::max_layers_per_group,
+                "Layers side by side in the largest group, on one pipeline stage.");
+  sliced_number("bytes_per_block", &SlicedPoint::bytes_per_block,
+                "Bytes of a block of the pool on the widest pipeline stage.");
+  sliced_number("request_bytes", &SlicedPoint::request_bytes,
+                "Bytes of the slices that a request of the reference length holds, on the widest "
+                "pipeline stage.");
+  sliced_number("request_blocks", &SlicedPoint::request_blocks,
+                "Whole blocks of the pool that a request of max_model_len tokens takes by itself.");
+  sliced_number("min_request_bytes", &SlicedPoint::min_request_bytes,
+                "Bytes of the slices of a request of one token.");
+  sliced_number("exact", &SlicedPoint::exact,
+                "Whether no other slices of these groups are cheaper.");
+  sliced.def_property_readonly(
+      "slices",
+      [](const SlicedPoint& p) {
+        py::tuple slices(p.slices.size());
+        for (size_t i = 0; i < p.slices.size(); ++i) slices[i] = p.slices[i];
+        return slices;
+      },
+      "Slices of each group, in group order.");
+  m.def(
+      "sliced_point",
+      [](py::handle config, py::handle kv_cache_specs, py::handle available_memory) {
+        const std::optional<SlicedPoint> found =
+            compute_sliced_point(config, kv_cache_specs, available_memory);
+        return found ? py::cast(*found) : py::object(py::none());
+      },
+      py::arg("config"), py::arg("kv_cache_specs"), py::arg("available_memory") = py::none());
 
   m.attr("DEFAULT_MAX_GROUPS") = kDefaultMaxGroups;
   m.attr("GROUP_PRICE") = kGroupPrice;

@@ -187,12 +187,25 @@ void bind_plan(py::module_& m) {
   };
   number("page_size_bytes", &GroupReport::page_size_bytes,
          "Bytes of one block that this group's pages take on the limiting worker.");
+  number("slices", &GroupReport::slices, "Blocks of this group in one block of the pool.");
+  number("slice_bytes", &GroupReport::slice_bytes,
+         "Bytes of one block of this group: its share of a block of the pool.");
+  number("pool_blocks_per_request", &GroupReport::pool_blocks_per_request,
+         "Whole blocks of the pool that the blocks of one request take.");
   number("content_bytes", &GroupReport::content_bytes, "Bytes of one block that hold states.");
   number("padding_bytes", &GroupReport::padding_bytes, "Bytes of one block that hold nothing.");
   number("pages_per_request", &GroupReport::pages_per_request,
          "Blocks that one request of the planned length holds.");
   number("pages_fixed", &GroupReport::pages_fixed,
          "Blocks of these that do not grow with the length any more.");
+  group.def_property_readonly(
+      "max_safe_block_id_bytes",
+      [](const GroupReportObject& g) { return g.report.safe_block_ids.bytes; },
+      "The largest of this group's block ids whose page begins below byte 2**31.");
+  group.def_property_readonly(
+      "max_safe_block_id_elements",
+      [](const GroupReportObject& g) { return g.report.safe_block_ids.elements; },
+      "The largest of this group's block ids whose page begins below element 2**31.");
   group.def_property_readonly(
       "tokens_per_page",
       [](const GroupReportObject& g) -> py::object {

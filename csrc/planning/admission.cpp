@@ -66,6 +66,13 @@ std::string memory_knob(const PlanningConfig& config, int64_t blocks) {
          "or decreasing max_model_len. ";
 }
 
+std::string slices_note(const AdmissionCheck& check) {
+  if (!check.sliced) return {};
+  return "Every group counts with whole blocks of " + format_bytes(check.bytes_per_block) +
+         ", however few of their slices it holds; with grouping=\"vllm\" or \"compact\" blocks are "
+         "smaller. ";
+}
+
 }  // namespace
 
 std::string format_bytes(int64_t bytes, int64_t compared_with) {
@@ -115,7 +122,7 @@ void check_enough_kv_cache_memory(const PlanningConfig& config, const AdmissionC
                std::to_string(numbers.estimated_max_len) + ". ";
   }
   if (numbers.max_in_flight_tokens > 0) message += batch_knob(config, numbers.max_in_flight_tokens);
-  message += memory_knob(config, blocks_needed);
+  message += slices_note(check) + memory_knob(config, blocks_needed);
   throw NotEnoughMemory(message, numbers);
 }
 

@@ -14,6 +14,7 @@ struct AdmissionCheck {
   int64_t available_bytes;  ///< without the null block
   /// Bytes of one request of `max_model_len` tokens; asked again only to name the knobs that help.
   std::function<int64_t(const PlanningConfig&)> request_bytes;
+  bool sliced = false;  ///< whether blocks are cut into slices, which are counted in whole blocks
 };
 
 /// Throws `NotEnoughMemory` unless one request of `config.max_model_len` tokens fits. The message

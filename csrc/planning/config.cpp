@@ -55,6 +55,7 @@ void validate(const PlanningConfig& c) {
   require_at_least("prefix_cache_retention_interval", c.prefix_cache_retention_interval, 0);
   require_at_least("max_groups", c.max_groups, 1);
   require_at_least("reference_model_len", c.reference_model_len, 1);
+  require_at_least("min_large_blocks", c.min_large_blocks, 1);
   for (const KernelBlockSize& k : c.attention_kernel_block_sizes) {
     require_at_least("attention_kernel_block_sizes", k.tokens, 1);
   }

@@ -37,6 +37,7 @@ void for_each_config_field(Visitor&& visit) {
   visit("grouping", &C::grouping);
   visit("max_groups", &C::max_groups);
   visit("reference_model_len", &C::reference_model_len);
+  visit("min_large_blocks", &C::min_large_blocks);
   visit("attention_kernel_block_sizes", &C::attention_kernel_block_sizes);
   visit("mla_kernel_block_sizes", &C::mla_kernel_block_sizes);
 }

@@ -4,6 +4,7 @@
 #include "kvplan/compact.h"
 #include "kvplan/errors.h"
 #include "kvplan/plan.h"
+#include "kvplan/sliced.h"
 
 namespace kvplan {
 namespace {
@@ -92,11 +93,21 @@ void finish_global_groups(const PlanningContext& ctx, const PlanningConfig& conf
 }
 
 KVCacheGroups get_global_kv_cache_groups(const PlanningContext& ctx, const PlanningConfig& config,
-                                         const std::vector<LayerSpecs>& layer_lists) {
+                                         const std::vector<LayerSpecs>& layer_lists,
+                                         std::optional<int64_t> pool_bytes) {
   LayerSpecs layers = merge_worker_layers(ctx, config, layer_lists);
-  KVCacheGroups groups = config.grouping == Grouping::kCompact
-                             ? get_compact_kv_cache_groups(ctx, config, layers, layer_lists)
-                             : get_kv_cache_groups(ctx, config, layers);
+  KVCacheGroups groups;
+  switch (config.grouping) {
+    case Grouping::kVllm:
+      groups = get_kv_cache_groups(ctx, config, layers);
+      break;
+    case Grouping::kCompact:
+      groups = get_compact_kv_cache_groups(ctx, config, layers, layer_lists);
+      break;
+    case Grouping::kSliced:
+      groups = get_sliced_kv_cache_groups(ctx, config, layers, layer_lists, pool_bytes);
+      break;
+  }
   finish_global_groups(ctx, config, layers, groups);
   return groups;
 }

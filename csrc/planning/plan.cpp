@@ -184,10 +184,10 @@ std::vector<int64_t> check_admission(const PlanningContext& ctx, const PlanningC
     const auto request_bytes = [&](const PlanningConfig& c) {
       return max_memory_usage_bytes_from_groups(ctx, stage.groups, c, stage.bytes_per_block);
     };
-    check_enough_kv_cache_memory(
-        config,
-        {static_cast<int64_t>(w), stage.bytes_per_block, memory[w].usable_bytes, request_bytes},
-        needed[s]);
+    check_enough_kv_cache_memory(config,
+                                 {static_cast<int64_t>(w), stage.bytes_per_block,
+                                  memory[w].usable_bytes, request_bytes, is_sliced(stage.groups)},
+                                 needed[s]);
   }
   return needed;
 }
@@ -213,6 +213,28 @@ StagePlan finish_stage(const PlanningContext& ctx, const PlanningConfig& config,
   return result;
 }
 
+/// Block tables hold 32-bit ids, of which a group with slices has several for each block.
+void check_block_ids(const Plan& plan) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    const int64_t slices = plan.groups[g].slices;
+    if (slices == 1 || plan.num_blocks <= kMost / slices) continue;
+    throw InvalidArgument(
+        "KV cache group " + std::to_string(g) + " cuts each of " + std::to_string(plan.num_blocks) +
+        " blocks into " + std::to_string(slices) + " slices, more than the " +
+        std::to_string(kMost) + " block ids of 32 bits. Set num_gpu_blocks_override to at most " +
+        std::to_string(kMost / slices) +
+        ", or raise block_size, so that the group has fewer slices.");
+  }
+}
+
+void warn_of_few_blocks(const PlanningContext& ctx, const Plan& plan) {
+  if (!is_sliced(plan.groups) || plan.num_blocks >= plan.config.min_large_blocks) return;
+  ctx.warn("The pool has " + std::to_string(plan.num_blocks) + " blocks to be cut into slices, " +
+           "fewer than min_large_blocks=" + std::to_string(plan.config.min_large_blocks) +
+           ": blocks that are used in part will take more of it than planned for.");
+}
+
 }  // namespace
 
 Plan plan(const PlanRequest& request, const PlanningConfig& config) {
@@ -226,7 +248,8 @@ Plan plan(const PlanRequest& request, const PlanningConfig& config) {
   const PlanningContext ctx{*request.names(), *specs, result.notices};
 
   result.groups = request.groups() ? *request.groups()
-                                   : get_global_kv_cache_groups(ctx, config, request.layer_lists());
+                                   : get_global_kv_cache_groups(ctx, config, request.layer_lists(),
+                                                                smallest_memory(request));
   std::vector<Stage> stages = prepare_stages(ctx, config, request, result.groups);
   const std::vector<WorkerMemory> memory = effective_memory(ctx, config, request, stages);
   if (config.auto_fit) {
@@ -244,6 +267,8 @@ Plan plan(const PlanRequest& request, const PlanningConfig& config) {
         {worker.layers_index, worker.available_bytes, memory[w].effective_bytes, blocks});
     result.num_blocks = std::min(result.num_blocks, blocks);
   }
+  check_block_ids(result);
+  warn_of_few_blocks(ctx, result);
   // All workers take the smallest count, and their buffers shrink with it.
   for (size_t s = 0; s < stages.size(); ++s) {
     result.stages.push_back(stages[s].has_worker

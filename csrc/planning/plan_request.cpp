@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 
 #include "kvplan/errors.h"
@@ -66,6 +67,15 @@ void PlanRequest::set_bytes_per_block(size_t layers_index, int64_t bytes_per_blo
 std::optional<int64_t> PlanRequest::bytes_per_block(size_t layers_index) const {
   const auto it = bytes_per_block_.find(layers_index);
   return it == bytes_per_block_.end() ? std::nullopt : std::optional(it->second);
+}
+
+std::optional<int64_t> smallest_memory(const PlanRequest& request) {
+  std::optional<int64_t> smallest;
+  for (const PlanRequest::Worker& w : request.workers()) {
+    if (request.layer_lists()[w.layers_index].empty() || w.available_bytes <= 0) continue;
+    smallest = std::min(smallest.value_or(w.available_bytes), w.available_bytes);
+  }
+  return smallest;
 }
 
 }  // namespace kvplan

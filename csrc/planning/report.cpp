@@ -18,12 +18,19 @@ class PlanView {
       : plan_(plan), specs_(*plan.specs), ctx_{*plan.names, specs_, notices_} {}
   const PlanningContext& ctx() const { return ctx_; }
   RequestDemand demand(const KVCacheGroups& groups, int64_t in_flight) const {
-    PlanningConfig config = plan_.config;
-    config.max_in_flight_tokens = in_flight;
-    return RequestDemand(ctx_, groups, config);
+    return RequestDemand(ctx_, groups, with_in_flight(in_flight));
+  }
+  int64_t pages_of(const KVCacheGroup& group, int64_t in_flight) const {
+    return pages(group_demands(ctx_, group, with_in_flight(in_flight)), plan_.config.max_model_len);
   }
 
  private:
+  PlanningConfig with_in_flight(int64_t tokens) const {
+    PlanningConfig config = plan_.config;
+    config.max_in_flight_tokens = tokens;
+    return config;
+  }
+
   const Plan& plan_;
   SpecTable specs_;
   Notices notices_;
@@ -58,15 +65,19 @@ size_t limiting_worker(const Plan& plan) {
 GroupReport report_group(const PlanningContext& ctx, const PlanningConfig& config,
                          const KVCacheGroup& group, int64_t bytes_per_block) {
   GroupReport r;
+  r.slices = group.slices;
+  // A stage without layers of the group need not cut its blocks evenly.
+  r.slice_bytes = bytes_per_block / group.slices;
   for (size_t i = 0; i < group.layers.size(); ++i) {
     const SpecId id = layer_spec_id(group, i);
     r.page_size_bytes = checked::add(r.page_size_bytes, ctx.page(id), "group page");
     r.content_bytes =
         checked::add(r.content_bytes, unpadded_page_size_bytes(ctx.spec(id)), "group content");
   }
-  r.padding_bytes = bytes_per_block - r.content_bytes;
+  r.padding_bytes = r.slice_bytes - r.content_bytes;
   const std::vector<PageDemand> demands = group_demands(ctx, group, config);
   r.pages_per_request = pages(demands, config.max_model_len);
+  r.pool_blocks_per_request = checked::cdiv(r.pages_per_request, group.slices);
   int64_t tokens_per_page = 0;
   for (const PageDemand& d : demands) {
     if (d.grows_without_bound()) {
@@ -82,6 +93,86 @@ GroupReport report_group(const PlanningContext& ctx, const PlanningConfig& confi
   return r;
 }
 
+/// The largest safe ids of each group, over all stages.
+std::vector<SafeBlockIds> safe_ids_of_groups(const Plan& plan) {
+  constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+  std::vector<SafeBlockIds> ids(plan.groups.size(), SafeBlockIds{kAny, kAny});
+  std::vector<size_t> group_of(plan.names->size());
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    for (LayerId layer : plan.groups[g].layers) group_of[layer.pos()] = g;
+  }
+  const auto last_below = [](int64_t stride) { return (kOffsets32 - 1) / stride; };
+  const bool block_outermost = is_block_outermost(plan.config.kv_cache_layout);
+  for (const StagePlan& stage : plan.stages) {
+    for (const KVCacheTensor& t : stage.tensors) {
+      if (t.block_stride <= 0 || t.layers.empty()) continue;
+      int64_t& bytes = ids[group_of[t.layers[0].pos()]].bytes;
+      bytes = std::min(bytes, last_below(t.block_stride));
+    }
+    for (size_t g = 0; g < stage.groups.size(); ++g) {
+      const KVCacheGroup& group = stage.groups[g];
+      for (size_t i = 0; i < group.layers.size(); ++i) {
+        const KVCacheSpec& spec = (*plan.specs)[layer_spec_id(group, i)];
+        const int64_t element = is_attention(spec.kind) ? dtype_size(spec.dtype) : 1;
+        const int64_t stride =
+            block_outermost ? stage.bytes_per_block / group.slices : layer_block_stride(spec);
+        ids[g].elements =
+            std::min(ids[g].elements, last_below(std::max<int64_t>(stride / element, 1)));
+      }
+    }
+  }
+  return ids;
+}
+
+/// Pages of a request in one group, and slices of the group in a block of the pool.
+struct Held {
+  int64_t pages;         ///< all
+  int64_t steady_pages;  ///< without in-flight tokens
+  int64_t slices;
+};
+
+std::vector<Held> held_by_request(const PlanView& view, const KVCacheGroups& groups,
+                                  int64_t in_flight) {
+  std::vector<Held> held;
+  for (const KVCacheGroup& g : groups) {
+    if (!g.host_resident)
+      held.push_back({view.pages_of(g, in_flight), view.pages_of(g, 0), g.slices});
+  }
+  return held;
+}
+
+/// Blocks of the pool for `requests` at once, whole ones for each group; with `steady`, the
+/// in-flight tokens counted once.
+int64_t pool_blocks(const std::vector<Held>& groups, int64_t requests, bool steady) {
+  int64_t blocks = 0;
+  for (const Held& g : groups) {
+    int64_t pages = checked::mul(requests, steady ? g.steady_pages : g.pages, "pages");
+    if (steady) pages = checked::add(pages, g.pages - g.steady_pages, "pages");
+    blocks = checked::add(blocks, checked::cdiv(pages, g.slices), "blocks of requests");
+  }
+  return blocks;
+}
+
+/// Requests that `num_blocks` hold: those that fit whole, and of the next one the part that the
+/// blocks left over are. Without slices this is the division that vLLM makes.
+double requests_in(int64_t num_blocks, const std::vector<Held>& groups, bool steady) {
+  if (num_blocks < pool_blocks(groups, 0, steady)) return 0;
+  int64_t fits = 0;
+  int64_t beyond = 1;
+  while (pool_blocks(groups, beyond, steady) <= num_blocks) {
+    fits = beyond;
+    beyond = checked::mul(beyond, 2, "requests");
+  }
+  while (beyond - fits > 1) {
+    const int64_t mid = fits + (beyond - fits) / 2;
+    (pool_blocks(groups, mid, steady) <= num_blocks ? fits : beyond) = mid;
+  }
+  const int64_t used = pool_blocks(groups, fits, steady);
+  return static_cast<double>(fits) +
+         static_cast<double>(num_blocks - used) /
+             static_cast<double>(pool_blocks(groups, beyond, steady) - used);
+}
+
 }  // namespace
 
 Reasons explain(const Plan& plan) {
@@ -90,23 +181,30 @@ Reasons explain(const Plan& plan) {
   reasons.limiting_worker = limiting_worker(plan);
   const StagePlan& stage = plan.stage_of(reasons.limiting_worker);
   reasons.bytes_per_block = stage.bytes_per_block;
-  int64_t most = -1;
+  const std::vector<SafeBlockIds> safe_ids = safe_ids_of_groups(plan);
+  double most = -1;
   for (size_t g = 0; g < stage.groups.size(); ++g) {
-    const GroupReport r =
-        report_group(view.ctx(), plan.config, stage.groups[g], stage.bytes_per_block);
-    reasons.groups.push_back(r);
-    reasons.request_blocks = checked::add(reasons.request_blocks, r.pages_per_request, "request");
-    reasons.fixed_bytes_per_request = checked::add(
-        reasons.fixed_bytes_per_request,
-        checked::mul(r.pages_fixed, stage.bytes_per_block, "fixed bytes"), "fixed bytes");
+    const KVCacheGroup& group = stage.groups[g];
+    GroupReport r = report_group(view.ctx(), plan.config, group, stage.bytes_per_block);
+    r.safe_block_ids = safe_ids[g];
+    reasons.request_blocks =
+        checked::add(reasons.request_blocks, r.pool_blocks_per_request, "request");
+    reasons.fixed_bytes_per_request =
+        checked::add(reasons.fixed_bytes_per_request,
+                     checked::mul(checked::cdiv(r.pages_fixed, group.slices), stage.bytes_per_block,
+                                  "fixed bytes"),
+                     "fixed bytes");
+    const auto slices = static_cast<double>(group.slices);
     if (r.tokens_per_page) {
-      reasons.bytes_per_token +=
-          static_cast<double>(stage.bytes_per_block) / static_cast<double>(*r.tokens_per_page);
+      reasons.bytes_per_token += static_cast<double>(stage.bytes_per_block) / slices /
+                                 static_cast<double>(*r.tokens_per_page);
     }
-    if (r.pages_per_request > most) {
-      most = r.pages_per_request;
+    const double held = static_cast<double>(r.pages_per_request) / slices;
+    if (held > most) {
+      most = held;
       reasons.limiting_group = g;
     }
+    reasons.groups.push_back(r);
   }
   reasons.request_bytes =
       checked::mul(reasons.request_blocks, stage.bytes_per_block, "bytes of one request");
@@ -124,15 +222,18 @@ double max_concurrency(const PlanningContext& ctx, const PlanningConfig& config,
                        std::optional<int64_t> host_num_blocks) {
   int64_t device = 0;
   int64_t host = 0;
+  std::vector<Held> held;
   for (const KVCacheGroup& g : groups) {
+    const int64_t pages = kvplan::pages(group_demands(ctx, g, config), config.max_model_len);
     int64_t& blocks = g.host_resident ? host : device;
-    blocks = checked::add(blocks, pages(group_demands(ctx, g, config), config.max_model_len),
-                          "blocks of a request");
+    blocks = checked::add(blocks, pages, "blocks of a request");
+    if (!g.host_resident) held.push_back({pages, pages, g.slices});
   }
   if (device == 0) {
     throw InvalidArgument("a request holds no KV cache blocks, so its concurrency has no limit");
   }
-  double limit = static_cast<double>(num_blocks) / static_cast<double>(device);
+  double limit = is_sliced(groups) ? requests_in(num_blocks, held, false)
+                                   : static_cast<double>(num_blocks) / static_cast<double>(device);
   if (host > 0) {
     if (!host_num_blocks) throw InconsistentSpec("host groups need hisparse_host_num_blocks");
     limit = std::min(limit, static_cast<double>(*host_num_blocks) / static_cast<double>(host));
@@ -151,6 +252,15 @@ Capacity capacity(const Plan& plan) {
   const int64_t blocks = full.total_blocks(plan.config.max_model_len);
   const int64_t steady = alone.total_blocks(plan.config.max_model_len);
   if (blocks == 0) return c;
+  if (is_sliced(groups)) {
+    const std::vector<Held> held = held_by_request(view, groups, plan.config.max_in_flight_tokens);
+    c.max_concurrency = requests_in(plan.num_blocks, held, false);
+    c.usable_tokens = tokens_of(requests_in(plan.num_blocks - 1, held, false), length);
+    if (steady > 0) c.steady_concurrency = requests_in(plan.num_blocks - 1, held, true);
+    c.tokens = tokens_of(c.max_concurrency, length);
+    c.steady_tokens = tokens_of(c.steady_concurrency, length);
+    return c;
+  }
   c.max_concurrency = static_cast<double>(plan.num_blocks) / static_cast<double>(blocks);
   c.tokens = tokens_of(c.max_concurrency, length);
   const auto usable = static_cast<double>(plan.num_blocks - 1);
@@ -166,22 +276,15 @@ Capacity capacity(const Plan& plan) {
 
 SafeBlockIds safe_block_ids(const Plan& plan) {
   SafeBlockIds ids{std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max()};
-  const auto last_below = [](int64_t stride) { return (kOffsets32 - 1) / stride; };
-  for (const StagePlan& stage : plan.stages) {
-    for (const KVCacheTensor& t : stage.tensors) {
-      if (t.block_stride <= 0) continue;
-      ids.bytes = std::min(ids.bytes, last_below(t.block_stride));
-    }
-    for (const KVCacheGroup& g : stage.groups) {
-      for (size_t i = 0; i < g.layers.size(); ++i) {
-        const KVCacheSpec& spec = (*plan.specs)[layer_spec_id(g, i)];
-        const int64_t element = is_attention(spec.kind) ? dtype_size(spec.dtype) : 1;
-        const int64_t stride = is_block_outermost(plan.config.kv_cache_layout)
-                                   ? stage.bytes_per_block
-                                   : layer_block_stride(spec);
-        ids.elements = std::min(ids.elements, last_below(std::max<int64_t>(stride / element, 1)));
-      }
-    }
+  const std::vector<SafeBlockIds> of_groups = safe_ids_of_groups(plan);
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    // A block of the pool is safe while the last of its slices is.
+    const int64_t slices = plan.groups[g].slices;
+    const auto pool_id = [slices](int64_t id) {
+      return slices == 1 ? id : (id - slices + 1) / slices;
+    };
+    ids.bytes = std::min(ids.bytes, pool_id(of_groups[g].bytes));
+    ids.elements = std::min(ids.elements, pool_id(of_groups[g].elements));
   }
   return ids;
 }

@@ -40,6 +40,8 @@ class GroupMap:
         kind: What its layers keep.
         block_size: Tokens of a block.
         pages: Its layers' pages, side by side from byte 0.
+        slices: Blocks of the group in a block of the pool.
+        slice_bytes: Bytes of a block of the group.
         unused_bytes: Bytes behind the last page that hold nothing.
         blocks: Blocks that one request holds of this group.
     """
@@ -48,6 +50,8 @@ class GroupMap:
     kind: str
     block_size: int
     pages: list[Page]
+    slices: int
+    slice_bytes: int
     unused_bytes: int
     blocks: int
 
@@ -82,7 +86,9 @@ def block_map(plan: kvplan.Plan) -> BlockMap:
                 kind=group_words(group.kv_cache_spec) if group.layer_names else "no layer here",
                 block_size=group.kv_cache_spec.block_size,
                 pages=pages,
-                unused_bytes=plan.bytes_per_block - start,
+                slices=plan.groups[index].slices,
+                slice_bytes=plan.groups[index].slice_bytes,
+                unused_bytes=plan.groups[index].slice_bytes - start,
                 blocks=plan.groups[index].pages_per_request,
             )
         )

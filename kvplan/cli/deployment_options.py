@@ -136,13 +136,19 @@ PLANNER_OPTIONS = (
     click.option(
         "--grouping",
         type=Name("grouping", GROUPINGS),
-        help="How layers are grouped: vllm as vLLM does, compact for more tokens.",
+        help="How layers are grouped: vllm as vLLM does, compact for more tokens, sliced for one "
+        "group a kind of cache.",
     ),
     click.option("--max-groups", type=POSITIVE, help="At most this many groups (compact)."),
     click.option(
         "--reference-model-len",
         type=TOKENS,
-        help="Length that compact grouping is best for.  [default: --max-model-len]",
+        help="Length that compact and sliced grouping are best for.  [default: --max-model-len]",
+    ),
+    click.option(
+        "--min-large-blocks",
+        type=POSITIVE,
+        help="Blocks that the pool is to have at least (sliced).  [default: 700]",
     ),
 )
 
@@ -236,12 +242,19 @@ def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Quest
     options["device_capability"] = _capability(values)
     return ModelQuestion(
         model=model,
-        options=models.ModelOptions(**options, kv_cache_layout=values["layout"]),
+        options=models.ModelOptions(
+            **options, kv_cache_layout=layout_for(values["grouping"], values["layout"])
+        ),
         memory=values["memory"] or (),
         config_changes=_given(values, _CONFIG_FIELDS),
         max_concurrent_batches=values["max_concurrent_batches"],
         estimate=_estimate(values),
     )
+
+
+def layout_for(grouping: str | None, layout: str | None) -> str | None:
+    """The layout to ask for: sliced grouping needs a block-outermost one."""
+    return "BLHNC" if grouping == "sliced" and layout is None else layout
 
 
 def _capability(values: dict[str, Any]) -> tuple[int, ...]:
@@ -267,7 +280,13 @@ def _estimate(values: dict[str, Any]) -> MemoryEstimate | None:
     )
 
 
-_CONFIG_FIELDS = ("num_gpu_blocks_override", "grouping", "max_groups", "reference_model_len")
+_CONFIG_FIELDS = (
+    "num_gpu_blocks_override",
+    "grouping",
+    "max_groups",
+    "reference_model_len",
+    "min_large_blocks",
+)
 #: Fields of `ModelOptions` that a recorded request can change as well.
 _ANYWHERE = ("max_model_len", "max_num_batched_tokens")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import kvplan
-from kvplan.cli.group_rows import GroupRow, group_rows
+from kvplan.cli.group_rows import GroupRow, group_rows, held_bytes, is_sliced
 from kvplan.cli.plan_json import plan_numbers
 from kvplan.cli.question import PlannerInput
 from kvplan.cli.sizes import format_size
@@ -34,8 +34,13 @@ def explain_lines(
         f"{format_size(plan.request_bytes)} on each GPU"
         + (" (of the stage that holds the most)." if _stages(plan) > 1 else "."),
         f"Its layers are in {_count(len(plan.groups), 'group')}. A block belongs to one group at a "
-        "time and is as large as the widest group needs; in a smaller group the rest of a block is "
-        "padding.",
+        + (
+            "time, which cuts it into slices of its own; what a slice holds beyond its layers' "
+            "pages is padding. Other requests use the slices that this one leaves."
+            if is_sliced(plan)
+            else "time and is as large as the widest group needs; in a smaller group the rest of a "
+            "block is padding."
+        ),
         "",
     ]
     for row in group_rows(plan):
@@ -58,26 +63,31 @@ def _count(number: int, thing: str) -> str:
 
 
 def _group_sentence(plan: kvplan.Plan, row: GroupRow) -> str:
-    whole = row.count * row.pages * plan.bytes_per_block
-    share = row.count * row.pages / plan.request_blocks if plan.request_blocks else 0
+    whole = row.count * row.pages * row.slice_bytes
+    held = held_bytes(plan)
+    share = whole / held if held else 0
     groups = f"Group {row.label}" if row.count == 1 else f"Groups {row.label}, each"
     layers = _count(row.layers, "layer")
     where = f" ({row.layer_names})" if row.layer_names else ""
     each = " each" if row.count > 1 else ""
+    thing = "slice" if row.slices > 1 else "block"
     text = (
-        f"{groups} with {layers}{where} of {row.kind}: {_count(row.pages, 'block')}{each} of "
+        f"{groups} with {layers}{where} of {row.kind}: {_count(row.pages, thing)}{each} of "
         f"{row.block_size:,} tokens, {format_size(whole)} ({share:.1%}). {_why(plan, row)}"
     )
+    if row.slices > 1:
+        text += f" A block holds {row.slices:,} slices of {format_size(row.slice_bytes)}."
     if row.padding_bytes:
-        part = row.padding_bytes / plan.bytes_per_block
-        text += f" Of each block {format_size(row.padding_bytes)} ({part:.1%}) hold nothing."
+        part = row.padding_bytes / row.slice_bytes
+        text += f" Of each {thing} {format_size(row.padding_bytes)} ({part:.1%}) hold nothing."
     return text
 
 
 def _why(plan: kvplan.Plan, row: GroupRow) -> str:
     """Why a request holds so many blocks of this group."""
     if row.tokens_per_page is not None:
-        return f"One more block every {row.tokens_per_page:,} tokens."
+        thing = "slice" if row.slices > 1 else "block"
+        return f"One more {thing} every {row.tokens_per_page:,} tokens."
     flight = f"the {plan.config.max_in_flight_tokens:,} tokens in flight"
     spec: Any = next(iter(iter_layer_specs(plan.kv_cache_groups[row.first].kv_cache_spec)))
     name = type(spec).__name__
@@ -113,7 +123,7 @@ def _total(plan: kvplan.Plan) -> str:
     text = f"Together: {' and '.join(parts)}."
     if padding:
         text += (
-            f" {format_size(padding)} of it is padding ({padding / plan.request_bytes:.1%} of the "
+            f" {format_size(padding)} of it is padding ({padding / held_bytes(plan):.1%} of the "
             "request)."
         )
     return text
@@ -168,7 +178,8 @@ def bill_dict(given: PlannerInput, plan: kvplan.Plan, actual: kvplan.Plan | None
                 "layers": row.layers,
                 "block_size": row.block_size,
                 "blocks": row.pages,
-                "bytes": row.count * row.pages * plan.bytes_per_block,
+                "slices": row.slices,
+                "bytes": row.count * row.pages * row.slice_bytes,
                 "padding_bytes_per_block": row.padding_bytes,
                 "why": _why(plan, row),
             }

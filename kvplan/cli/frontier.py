@@ -49,28 +49,54 @@ def command(as_json: bool, plot: Path | None, **values: Any) -> int:
     memory = min(given.available_memory) if has_memory else None
     config = given.config.replace(grouping="compact")
     curve = kvplan.frontier(config, given.kv_cache_specs)
+    sliced = _sliced_point(given, config, has_memory)
     if plot is not None:
         from kvplan.cli.frontier_plot import svg
 
-        write_picture(plot, given.label, svg(given.label, curve))
+        write_picture(plot, given.label, svg(given.label, curve, sliced))
         click.echo(f"wrote {plot}", err=True)
     if as_json:
-        click.echo(json.dumps(_as_dict(given, curve, memory), indent=2))
+        click.echo(json.dumps(_as_dict(given, curve, sliced, memory), indent=2))
     else:
         from kvplan.cli.render_frontier import render_frontier
         from kvplan.cli.terminal import make_console
 
-        render_frontier(make_console(), given.label, curve, memory)
+        render_frontier(make_console(), given.label, curve, sliced, memory)
     return FITS
 
 
-def _as_dict(given: PlannerInput, curve: kvplan.Frontier, memory: int | None) -> dict[str, Any]:
-    from kvplan.cli.render_frontier import tokens_in_memory
-    from kvplan.frontier import STEP_SECONDS_PER_GROUP, to_dict
+def _sliced_point(
+    given: PlannerInput, config: kvplan.PlanningConfig, has_memory: bool
+) -> kvplan.SlicedPoint | None:
+    """The point of sliced grouping, which asks for a block-outermost layout."""
+    memory = given.available_memory if has_memory else None
+    for layout in dict.fromkeys((config.kv_cache_layout, "BLHNC")):
+        sliced = config.replace(grouping="sliced", kv_cache_layout=layout)
+        point = kvplan.sliced_point(sliced, given.kv_cache_specs, memory)
+        if point is not None:
+            return point
+    return None
+
+
+def _as_dict(
+    given: PlannerInput,
+    curve: kvplan.Frontier,
+    sliced: kvplan.SlicedPoint | None,
+    memory: int | None,
+) -> dict[str, Any]:
+    from kvplan.cli.render_frontier import sliced_tokens_in_memory, tokens_in_memory
+    from kvplan.frontier import STEP_SECONDS_PER_GROUP, sliced_to_dict, to_dict
 
     answer = {"model": given.label, "facts": given.facts} | to_dict(curve)
     for point, described in zip(curve.points, answer["points"], strict=True):
         described["estimated_step_seconds"] = point.num_groups * STEP_SECONDS_PER_GROUP
         if memory is not None:
             described["capacity_tokens"] = tokens_in_memory(curve, point, memory)
+    answer["sliced"] = None
+    if sliced is not None:
+        answer["sliced"] = sliced_to_dict(sliced)
+        answer["sliced"]["estimated_step_seconds"] = sliced.num_groups * STEP_SECONDS_PER_GROUP
+        if memory is not None:
+            tokens = sliced_tokens_in_memory(curve, sliced, memory)
+            answer["sliced"]["capacity_tokens"] = tokens
     return answer

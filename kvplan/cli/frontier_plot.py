@@ -6,17 +6,20 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
-    from kvplan import Frontier, GroupingPoint
+    from kvplan import Frontier, GroupingPoint, SlicedPoint
 
 WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 50
 GIB = 1 << 30
 
 
-def svg(title: str, curve: Frontier) -> str:
-    """The curve as an SVG document."""
-    most_groups = max(p.num_groups for p in _all_points(curve))
-    sizes = [p.request_bytes / GIB for p in _all_points(curve)]
+def svg(title: str, curve: Frontier, sliced: SlicedPoint | None = None) -> str:
+    """The curve as an SVG document, the sliced point beside it."""
+    points: list[GroupingPoint | SlicedPoint] = [*_all_points(curve)]
+    if sliced is not None:
+        points.append(sliced)
+    most_groups = max(p.num_groups for p in points)
+    sizes = [p.request_bytes / GIB for p in points]
     bound = curve.lower_bound_bytes / GIB
     # The curve starts steeply; what lies far above the other points would flatten them.
     top = min(max(sizes), 4 * min(sizes)) * 1.05
@@ -65,6 +68,14 @@ def svg(title: str, curve: Frontier) -> str:
         px, py = x(curve.vllm.num_groups), y(curve.vllm.request_bytes / GIB)
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" fill="darkorange"/>')
         parts.append(text(px + 8, py - 8, "vLLM", "start"))
+    if sliced is not None:
+        px, py = x(sliced.num_groups), y(sliced.request_bytes / GIB)
+        parts.append(
+            f'<rect x="{px - 5:.1f}" y="{py - 5:.1f}" width="10" height="10" fill="seagreen" '
+            f'transform="rotate(45 {px:.1f} {py:.1f})"/>'
+        )
+        # Below the point, since the curve's own points lie above it.
+        parts.append(text(px, py + 22, "sliced"))
     chosen = curve.chosen
     px, py = x(chosen.num_groups), y(chosen.request_bytes / GIB)
     parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="7" stroke="steelblue" fill="none"/>')

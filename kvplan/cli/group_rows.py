@@ -22,6 +22,8 @@ class GroupRow:
         block_size: Tokens of a block.
         page_size_bytes: Bytes of a block that this group's pages take.
         padding_bytes: Bytes of a block that hold nothing.
+        slices: Blocks of each group in a block of the pool.
+        slice_bytes: Bytes of a block of the group.
         pages: Blocks that one request holds in each group.
         tokens_per_page: Tokens after which it holds one more; None where it stops growing.
     """
@@ -34,6 +36,8 @@ class GroupRow:
     block_size: int
     page_size_bytes: int
     padding_bytes: int
+    slices: int
+    slice_bytes: int
     pages: int
     tokens_per_page: int | None
 
@@ -41,6 +45,16 @@ class GroupRow:
     def label(self) -> str:
         """The groups' numbers."""
         return str(self.first) if self.count == 1 else f"{self.first}-{self.first + self.count - 1}"
+
+
+def is_sliced(plan: kvplan.Plan) -> bool:
+    """Whether the groups cut the pool's blocks into slices."""
+    return any(report.slices != 1 for report in plan.groups)
+
+
+def held_bytes(plan: kvplan.Plan) -> int:
+    """Bytes of the blocks of all groups that one request holds; of a block, its slices."""
+    return sum(report.pages_per_request * report.slice_bytes for report in plan.groups)
 
 
 def group_rows(plan: kvplan.Plan) -> list[GroupRow]:
@@ -56,6 +70,8 @@ def group_rows(plan: kvplan.Plan) -> list[GroupRow]:
             block_size=report.block_size,
             page_size_bytes=report.page_size_bytes,
             padding_bytes=report.padding_bytes,
+            slices=report.slices,
+            slice_bytes=report.slice_bytes,
             pages=report.pages_per_request,
             tokens_per_page=report.tokens_per_page,
         )

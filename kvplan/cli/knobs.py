@@ -137,7 +137,13 @@ def plan_with_plenty(question: Question) -> kvplan.Plan | None:
     """The plan with more memory than any request needs, at the length asked for."""
     given = question.planner_input()
     config = given.config.replace(auto_fit=False, num_gpu_blocks_override=None)
+    memory = [PLENTY] * len(given.kv_cache_specs)
     try:
-        return kvplan.plan(config, given.kv_cache_specs, [PLENTY] * len(given.kv_cache_specs))
+        if config.grouping == "sliced":
+            # Slices have 32-bit ids, of which plenty of memory would need more.
+            point = kvplan.sliced_point(config, given.kv_cache_specs, memory)
+            if point is not None:
+                config = config.replace(num_gpu_blocks_override=point.request_blocks + 1)
+        return kvplan.plan(config, given.kv_cache_specs, memory)
     except (ValueError, NotImplementedError, AssertionError):
         return None

@@ -10,7 +10,7 @@ import click
 import kvplan
 from kvplan.cli.deployment_options import deployment_options, read_question
 from kvplan.cli.failures import FITS, BadInput
-from kvplan.cli.knobs import PLENTY
+from kvplan.cli.knobs import PLENTY, plan_with_plenty
 from kvplan.cli.pictures import HELP, check_picture, write_picture
 from kvplan.cli.sizes import format_size
 
@@ -45,7 +45,9 @@ def command(output: Path, **values: Any) -> int:
     if not knows_memory:
         question = question.with_memory((PLENTY,))
     given = question.planner_input()
-    plan = given.plan()
+    plan = None if knows_memory else plan_with_plenty(question)
+    if plan is None:
+        plan = given.plan()
     if not plan.groups:
         raise BadInput(f"{given.label} has no layer with a KV cache, so there is nothing to draw")
     picture = _svg(given.label, plan, with_buffer=knows_memory)
@@ -57,14 +59,18 @@ def command(output: Path, **values: Any) -> int:
 def _svg(label: str, plan: kvplan.Plan, *, with_buffer: bool) -> str:
     from kvplan.cli.block_map import block_map
     from kvplan.cli.buffer_map import buffer_map
+    from kvplan.cli.group_rows import held_bytes, is_sliced
     from kvplan.cli.map_svg import draw_svg
 
     block = block_map(plan)
     padding = sum(group.padding_bytes * group.pages_per_request for group in plan.groups)
-    part = padding / plan.request_bytes if plan.request_bytes else 0
+    held = held_bytes(plan)
+    part = padding / held if held else 0
+    cut = ", which cuts it into slices" if is_sliced(plan) else ""
     subtitle = (
-        f"A block of {format_size(block.bytes_per_block)} belongs to one group at a time. Layout "
-        f"{block.layout}. Of a request of {plan.max_model_len:,} tokens, {part:.1%} is padding."
+        f"A block of {format_size(block.bytes_per_block)} belongs to one group at a time{cut}. "
+        f"Layout {block.layout}. Of a request of {plan.max_model_len:,} tokens, {part:.1%} is "
+        "padding."
     )
     buffer = buffer_map(plan) if with_buffer else None
     return draw_svg(f"{label}: what a block holds", subtitle, block, buffer)

@@ -6,6 +6,7 @@ The first picture is what a block holds, the second where layers lie in the buff
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from xml.sax.saxutils import escape
 
 from kvplan.cli.block_map import BlockMap, GroupMap, Page
@@ -20,6 +21,8 @@ TOP = 84
 MANY_GROUPS = 16
 #: Letters of a group's kind that fit beside its bar.
 MAX_KIND = 42
+#: Slices of a block that can be told apart.
+MAX_SLICES = 120
 #: Kinds of cache get these colours, in the order in which they appear.
 COLOURS = ("#7fb3d5", "#f5b97f", "#8fcf9f", "#c9a6dc", "#e6a0a0", "#b7c4cf", "#d8cf7e", "#8fd0cd")
 NULL_BLOCK = "#dddddd"
@@ -247,7 +250,25 @@ def _bar(
     scale = BAR_WIDTH / bytes_per_block
     middle = top + bar / 2 + 4
     parts = [_text(BAR_LEFT - 10, middle, str(group.index), anchor="end")]
-    for page in group.pages:
+    drawn = group if group.slices <= MAX_SLICES else _merged(group)
+    for number in range(drawn.slices):
+        parts += _slice(drawn, number, top, bar, scale, colours)
+    parts.append(_frame(BAR_LEFT, top, BAR_WIDTH, bar))
+    words = f"{len(group.pages)} x {_kind(group.kind)}; {group.block_size:,}; {group.blocks:,}"
+    if group.slices > 1:
+        words = f"{group.slices:,} slices of {words}"
+    parts.append(_text(TEXT_LEFT, middle, words))
+    return parts
+
+
+def _slice(
+    group: GroupMap, number: int, top: int, bar: int, scale: float, colours: dict[str, str]
+) -> list[str]:
+    """The pages of one slice and what is left of it; without slices, of the whole block."""
+    parts = []
+    start = number * group.slice_bytes
+    pages = [replace(page, start=start + page.start) for page in group.pages]
+    for page in pages:
         x, width = BAR_LEFT + page.start * scale, page.content_bytes * scale
         hint = f"{page.layer}: {page.kind}, {format_size(page.content_bytes)}"
         parts.append(_rect(x, top, width, bar, colours[page.kind], hint))
@@ -255,16 +276,31 @@ def _bar(
             hint = f"{page.layer}: {format_size(page.padding_bytes)} of padding"
             padding = page.padding_bytes * scale
             parts.append(_rect(x + width, top, padding, bar, "url(#hatch)", hint))
-    parts += _labels(group.pages, top + bar / 2 + 3.5, scale)
+    parts += _labels(pages, top + bar / 2 + 3.5, scale)
     if group.unused_bytes > 0:
-        start = bytes_per_block - group.unused_bytes
+        end = start + group.slice_bytes
         hint = f"padding: {format_size(group.unused_bytes)} hold nothing"
-        x, width = BAR_LEFT + start * scale, group.unused_bytes * scale
+        x, width = BAR_LEFT + (end - group.unused_bytes) * scale, group.unused_bytes * scale
         parts.append(_rect(x, top, width, bar, "url(#hatch)", hint))
-    parts.append(_frame(BAR_LEFT, top, BAR_WIDTH, bar))
-    words = f"{len(group.pages)} x {_kind(group.kind)}; {group.block_size:,}; {group.blocks:,}"
-    parts.append(_text(TEXT_LEFT, middle, words))
+    if number > 0:
+        x = BAR_LEFT + start * scale
+        parts.append(
+            f'<line class="cut" x1="{x:.2f}" x2="{x:.2f}" y1="{top}" y2="{top + bar}" '
+            'stroke="#222"/>'
+        )
     return parts
+
+
+def _merged(group: GroupMap) -> GroupMap:
+    """Slices too narrow to be told apart as one, each layer's pages in one piece."""
+    start = 0
+    pages = []
+    for page in group.pages:
+        content, padding = page.content_bytes * group.slices, page.padding_bytes * group.slices
+        pages.append(replace(page, start=start, content_bytes=content, padding_bytes=padding))
+        start += content + padding
+    size, unused = group.slice_bytes * group.slices, group.unused_bytes * group.slices
+    return replace(group, slices=1, slice_bytes=size, pages=pages, unused_bytes=unused)
 
 
 def _axis(y: float, total_bytes: int) -> list[str]:

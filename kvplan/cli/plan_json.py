@@ -40,9 +40,14 @@ _GROUP_FIELDS = (
     "page_size_bytes",
     "content_bytes",
     "padding_bytes",
+    "slices",
+    "slice_bytes",
     "pages_per_request",
+    "pool_blocks_per_request",
     "pages_fixed",
     "tokens_per_page",
+    "max_safe_block_id_bytes",
+    "max_safe_block_id_elements",
     "is_eagle_group",
 )
 _WORKER_FIELDS = (

@@ -27,9 +27,15 @@ def _number(value: float) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
 
 
+def _slices(plan: kvplan.Plan) -> str:
+    slices = [group.slices for group in plan.groups]
+    return ", ".join(map(str, slices)) if max(slices) > 1 else "-"
+
+
 ROWS = (
     Row("groups", lambda given, plan: len(plan.groups), _number),
     Row("layers", lambda given, plan: sum(g.num_layers for g in plan.groups), _number),
+    Row("slices", lambda given, plan: _slices(plan), str),
     Row("block", lambda given, plan: plan.bytes_per_block, format_size),
     Row("blocks", lambda given, plan: plan.num_blocks, _number),
     Row("context", lambda given, plan: plan.max_model_len, _number),
@@ -64,6 +70,8 @@ def render_diff(console: Console, a: Side, b: Side) -> None:
     table.add_column("change", justify="right", no_wrap=True)
     for row in ROWS:
         values = [_value(row, side) for side in (a, b)]
+        if row.name == "slices" and set(values) <= {"-", None}:
+            continue
         texts = ["does not fit" if value is None else row.write(value) for value in values]
         table.add_row(
             row.name,

@@ -10,7 +10,7 @@ from kvplan.frontier import STEP_SECONDS_PER_GROUP
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvplan import Frontier, GroupingPoint
+    from kvplan import Frontier, GroupingPoint, SlicedPoint
 
 
 def tokens_in_memory(curve: Frontier, point: GroupingPoint, memory: int) -> int:
@@ -19,7 +19,19 @@ def tokens_in_memory(curve: Frontier, point: GroupingPoint, memory: int) -> int:
     return int(blocks / point.request_blocks * curve.reference_model_len)
 
 
-def render_frontier(console: Console, label: str, curve: Frontier, memory: int | None) -> None:
+def sliced_tokens_in_memory(curve: Frontier, point: SlicedPoint, memory: int) -> int:
+    """The same of sliced blocks, whose slices requests share."""
+    blocks = memory // point.bytes_per_block
+    return int(blocks * point.bytes_per_block / point.request_bytes * curve.reference_model_len)
+
+
+def render_frontier(
+    console: Console,
+    label: str,
+    curve: Frontier,
+    sliced: SlicedPoint | None,
+    memory: int | None,
+) -> None:
     """Print the table and what follows from it; with `memory` (bytes), the tokens it holds."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -33,19 +45,12 @@ def render_frontier(console: Console, label: str, curve: Frontier, memory: int |
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("")
     for point in _with_vllm(curve):
-        padding = 1 - curve.lower_bound_bytes / point.request_bytes if point.request_bytes else 0
-        cells = [
-            str(point.num_groups),
-            str(point.max_layers_per_group),
-            format_size(point.bytes_per_block),
-            format_size(point.request_bytes),
-            f"{padding:.1%}",
-            _gain(curve, point),
-        ]
-        if memory is not None:
-            cells.append(f"{tokens_in_memory(curve, point, memory):,}")
-        cells.append(f"+{point.num_groups * STEP_SECONDS_PER_GROUP * 1e3:.1f} ms")
-        table.add_row(*cells, _mark(curve, point))
+        tokens = None if memory is None else tokens_in_memory(curve, point, memory)
+        table.add_row(*_cells(curve, point, tokens), _mark(curve, point))
+    if sliced is not None:
+        table.add_section()
+        tokens = None if memory is None else sliced_tokens_in_memory(curve, sliced, memory)
+        table.add_row(*_cells(curve, sliced, tokens), "grouping=sliced")
     console.print(f"{label}: one request of {curve.reference_model_len:,} tokens", markup=False)
     console.print(table)
     console.print(
@@ -63,6 +68,28 @@ def render_frontier(console: Console, label: str, curve: Frontier, memory: int |
         "measured with 16 requests in vLLM 0.32's CPU engine.",
         markup=False,
     )
+    if sliced is not None:
+        slices = ", ".join(map(str, sliced.slices))
+        console.print(
+            f"Sliced: one group a kind of cache; they cut a block into {slices} slices, in a "
+            "block-outermost layout. A request takes its slices; the block is the pool's.",
+            markup=False,
+        )
+
+
+def _cells(curve: Frontier, point: GroupingPoint | SlicedPoint, tokens: int | None) -> list[str]:
+    padding = 1 - curve.lower_bound_bytes / point.request_bytes if point.request_bytes else 0
+    cells = [
+        str(point.num_groups),
+        str(point.max_layers_per_group),
+        format_size(point.bytes_per_block),
+        format_size(point.request_bytes),
+        f"{padding:.1%}",
+        _gain(curve, point),
+    ]
+    if tokens is not None:
+        cells.append(f"{tokens:,}")
+    return [*cells, f"+{point.num_groups * STEP_SECONDS_PER_GROUP * 1e3:.1f} ms"]
 
 
 def _with_vllm(curve: Frontier) -> list[GroupingPoint]:
@@ -72,7 +99,7 @@ def _with_vllm(curve: Frontier) -> list[GroupingPoint]:
     return sorted(points, key=lambda p: (p.num_groups, p.request_bytes))
 
 
-def _gain(curve: Frontier, point: GroupingPoint) -> str:
+def _gain(curve: Frontier, point: GroupingPoint | SlicedPoint) -> str:
     if curve.vllm is None or not point.request_bytes:
         return "-"
     return f"{curve.vllm.request_bytes / point.request_bytes:.2f}x"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import kvplan
-from kvplan.cli.group_rows import GroupRow, group_rows
+from kvplan.cli.group_rows import GroupRow, group_rows, held_bytes, is_sliced
 from kvplan.cli.knobs import Knob
 from kvplan.cli.question import PlannerInput
 from kvplan.cli.sizes import format_size
@@ -37,22 +37,26 @@ def group_table(plan: kvplan.Plan) -> Table:
     table.add_column("layers", justify="right", no_wrap=True)
     table.add_column("kind")
     table.add_column("block", justify="right", no_wrap=True)
+    sliced = is_sliced(plan)
+    if sliced:
+        table.add_column("slices", justify="right", no_wrap=True)
     table.add_column("page", justify="right", no_wrap=True)
     table.add_column("padding", justify="right", no_wrap=True)
     table.add_column("blocks/request", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
-    blocks = sum(report.pages_per_request for report in plan.groups)
+    held = held_bytes(plan)
     for row in group_rows(plan):
-        padding = row.padding_bytes / plan.bytes_per_block if plan.bytes_per_block else 0
+        padding = row.padding_bytes / row.slice_bytes if row.slice_bytes else 0
         table.add_row(
             row.label,
             f"{row.count} x {row.layers}" if row.count > 1 else str(row.layers),
             row.kind + (f" ({row.layer_names})" if row.layer_names else ""),
             f"{row.block_size:,}",
+            *([f"{row.slices:,}"] if sliced else []),
             format_size(row.page_size_bytes),
             f"{padding:.1%}" if row.padding_bytes else "-",
             _blocks(row),
-            f"{row.count * row.pages / blocks:.1%}" if blocks else "-",
+            f"{row.count * row.pages * row.slice_bytes / held:.1%}" if held else "-",
         )
     return table
 
@@ -108,7 +112,7 @@ def plan_lines(given: PlannerInput, plan: kvplan.Plan) -> list[tuple[str, str]]:
         return [("KV cache", "this model has no layer with a KV cache")]
     length = plan.max_model_len
     lines = [
-        ("Blocks", f"{plan.num_blocks:,} of {format_size(plan.bytes_per_block)}, one of them null"),
+        ("Blocks", _blocks_of_pool(plan)),
         ("Context", _context(plan)),
         (
             "Tokens",
@@ -131,6 +135,16 @@ def plan_lines(given: PlannerInput, plan: kvplan.Plan) -> list[tuple[str, str]]:
     return lines
 
 
+def _blocks_of_pool(plan: kvplan.Plan) -> str:
+    text = f"{plan.num_blocks:,} of {format_size(plan.bytes_per_block)}, one of them null"
+    if is_sliced(plan):
+        text += (
+            "; a block belongs to one group at a time, which cuts it into its slices; one request "
+            f"by itself takes {plan.request_blocks:,} of them"
+        )
+    return text
+
+
 def bill_words(plan: kvplan.Plan) -> str:
     """What one request of the planned length holds: fixed, and per token."""
     parts = []
@@ -150,9 +164,9 @@ def _context(plan: kvplan.Plan) -> str:
 
 def _limit(given: PlannerInput, plan: kvplan.Plan) -> str:
     group = plan.groups[plan.limiting_group]
-    blocks = sum(report.pages_per_request for report in plan.groups)
+    held = held_bytes(plan)
     kind = next(row.kind for row in reversed(group_rows(plan)) if row.first <= plan.limiting_group)
-    share = group.pages_per_request / blocks if blocks else 0
+    share = group.pages_per_request * group.slice_bytes / held if held else 0
     text = f"group {plan.limiting_group} ({kind}), {share:.0%} of a request"
     override = plan.config.num_gpu_blocks_override
     if override is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import kvplan
+from kvplan.cli.deployment_options import layout_for
 from kvplan.cli.question import ModelQuestion, PlannerInput
 
 #: Plans that one worker process makes before it hands its rows over.
@@ -120,22 +121,27 @@ class Chunk:
         )
         inputs: dict[Any, PlannerInput | str] = {}
         rows = []
-        known = None
+        known: dict[str | None, Any] = {}  # by layout
         for grouping, length, memory in self.points:
-            if length not in inputs:
-                # By length, because some specs depend on it.
+            # Some specs depend on the length, and sliced grouping needs its own layout.
+            layout = layout_for(grouping, None)
+            if (length, layout) not in inputs:
                 try:
                     options = models.ModelOptions(
-                        **self.options, **self.shared, max_model_len=length
+                        **self.options,
+                        **self.shared,
+                        max_model_len=length,
+                        kv_cache_layout=layout,
                     )
                     question = ModelQuestion(
-                        _load(self.model), options, (1,), self.config, known=known
+                        _load(self.model), options, (1,), self.config, known=known.get(layout)
                     )
-                    known = question.model_input()
-                    inputs[length] = dataclasses.replace(question, known=known).planner_input()
+                    known[layout] = question.model_input()
+                    question = dataclasses.replace(question, known=known[layout])
+                    inputs[length, layout] = question.planner_input()
                 except (ValueError, NotImplementedError, AssertionError) as error:
-                    inputs[length] = str(error)
-            given = inputs[length]
+                    inputs[length, layout] = str(error)
+            given = inputs[length, layout]
             answer = _failed(given) if isinstance(given, str) else _plan(given, grouping, memory)
             rows.append((*key, grouping, memory, length, *answer))
         return rows

@@ -101,7 +101,13 @@ def test_as_many_bars_as_groups(tmp_path):
 def test_buffer_parts_lie_where_the_tensors_say(name, grouping, layout):
     changes = {} if layout is None else {"kv_cache_layout": layout}
     found = models.kv_cache_specs(name)
+    if grouping == "sliced" and layout is None:
+        changes = {"kv_cache_layout": "BLHNC"}
     config = found.planning_config(grouping=grouping, **changes)
+    if grouping == "sliced" and not config.kv_cache_layout.startswith("B"):
+        with pytest.raises(kvplan.LayoutError):
+            kvplan.plan(config, found.kv_cache_specs, [60 << 30])
+        return
     plan = kvplan.plan(config, found.kv_cache_specs, [60 << 30])
     worker = plan.kv_cache_configs[0]
     strides = {n: (t, i) for t in worker.kv_cache_tensors for i, n in enumerate(t.layers)}

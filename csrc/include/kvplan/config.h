@@ -65,7 +65,10 @@ struct PlanningConfig {
 
   Grouping grouping = Grouping::kVllm;
   std::optional<int64_t> max_groups;           ///< of `kCompact`; none: `kDefaultMaxGroups`
-  std::optional<int64_t> reference_model_len;  ///< of `kCompact`; none: `max_model_len`
+  std::optional<int64_t> reference_model_len;  ///< of both; none: `max_model_len`
+  /// Of `kSliced`: blocks that the pool is to have at least. Wider blocks hold less padding, but
+  /// more of them are used in part.
+  int64_t min_large_blocks = 700;
   /// What the layers' backends publish through `get_supported_kernel_block_sizes`; the defaults are
   /// those of vLLM's FlashAttention and FlashMLA. `kCompact` asks where it scales a block that vLLM
   /// cannot cut into kernel blocks: with a padded page, or in a block-outermost layout.

@@ -13,6 +13,7 @@
 #include "kvplan/page_demand.h"
 #include "kvplan/plan.h"
 #include "kvplan/planning.h"
+#include "kvplan/sliced.h"
 #include "kvplan/sliced_block_pool.h"
 #include "kvplan/spec.h"
 #include "kvplan/types.h"

@@ -74,14 +74,25 @@ struct WorkerPlan {
   int64_t num_blocks;       ///< what this worker alone could have
 };
 
+/// The largest block id whose page begins below 2^31, as a byte and as an element offset.
+struct SafeBlockIds {
+  int64_t bytes = 0;
+  int64_t elements = 0;
+};
+
 /// One group's share of a request.
+/// A group's block is one of its slices where it cuts the pool's blocks.
 struct GroupReport {
+  int64_t slices = 1;                      ///< of this group in one block of the pool
+  int64_t slice_bytes = 0;                 ///< of one block of the group: its share of a pool block
   int64_t page_size_bytes = 0;             ///< bytes of one block that hold this group's layers
   int64_t padding_bytes = 0;               ///< bytes of one block that hold nothing
   int64_t content_bytes = 0;               ///< bytes of one block that hold states
   int64_t pages_per_request = 0;           ///< at the planned length
+  int64_t pool_blocks_per_request = 0;     ///< whole blocks of the pool for these
   int64_t pages_fixed = 0;                 ///< of these, held whatever the length, windows full
   std::optional<int64_t> tokens_per_page;  ///< none for a group that stops growing
+  SafeBlockIds safe_block_ids;             ///< of the group's own block ids, on all stages
 };
 
 /// Cost of one request of the planned length on the limiting worker, and what limits it.
@@ -90,8 +101,8 @@ struct Reasons {
   size_t limiting_group = 0;   ///< the group that holds most of a request
   std::vector<GroupReport> groups;
   int64_t bytes_per_block = 0;
-  int64_t request_blocks = 0;
-  int64_t request_bytes = 0;
+  int64_t request_blocks = 0;  ///< of the pool, whole ones for each group
+  int64_t request_bytes = 0;   ///< of these blocks
   int64_t fixed_bytes_per_request = 0;
   double bytes_per_token = 0;    ///< of the groups that grow with the length
   int64_t next_token_bytes = 0;  ///< what a request of one token more holds in addition
@@ -103,13 +114,6 @@ struct Capacity {
   int64_t usable_tokens = 0;      ///< the same without the null block
   double steady_concurrency = 0;  ///< in-flight tokens counted once per engine
   int64_t steady_tokens = 0;
-};
-
-/// The largest block id whose page begins below 2^31, as a byte and as an element offset.
-/// No value where even block 0 is beyond.
-struct SafeBlockIds {
-  int64_t bytes = 0;
-  int64_t elements = 0;
 };
 
 /// The answer for all workers. Immutable.
@@ -135,11 +139,15 @@ KVPLAN_API LayerSpecs merge_worker_layers(const PlanningContext& ctx, const Plan
 /// Checks that the groups hold every layer once, and flags the drafter's.
 KVPLAN_API void finish_global_groups(const PlanningContext& ctx, const PlanningConfig& config,
                                      const LayerSpecs& layers, KVCacheGroups& groups);
-/// Groups the model's layers. Mirrors
+/// Groups the model's layers. `pool_bytes` is the smallest memory of a worker that holds layers,
+/// where it is known; only sliced grouping asks for it. Mirrors
 /// vllm/v1/core/kv_cache_planning.py::get_global_kv_cache_groups (0.33).
 KVPLAN_API KVCacheGroups get_global_kv_cache_groups(const PlanningContext& ctx,
                                                     const PlanningConfig& config,
-                                                    const std::vector<LayerSpecs>& layer_lists);
+                                                    const std::vector<LayerSpecs>& layer_lists,
+                                                    std::optional<int64_t> pool_bytes = {});
+/// That memory; none where there are no workers, or no memory.
+KVPLAN_API std::optional<int64_t> smallest_memory(const PlanRequest& request);
 
 /// Plans the KV cache of all workers. Throws one of the exceptions of errors.h and changes nothing
 /// where the request cannot be planned.

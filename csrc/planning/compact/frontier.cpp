@@ -10,6 +10,7 @@
 #include "kvplan/errors.h"
 #include "planning/compact/block_scaling.h"
 #include "planning/compact/materialize.h"
+#include "planning/compact/stages.h"
 #include "planning/hidden_state.h"
 #include "planning/uniformity.h"
 
@@ -17,50 +18,13 @@ namespace kvplan {
 namespace compact {
 namespace {
 
-int64_t reference_len(const PlanningConfig& config) {
-  return config.reference_model_len.value_or(config.max_model_len);
-}
-
-/// Distinct lists of layers. A layer that several of them hold would have to be packed on all at
-/// once, so such a model counts as one stage, which overstates no plan's memory.
-struct Stages {
-  std::vector<LayerSpecs> lists;
-  std::vector<size_t> stage_of;  // by layer
-  size_t count = 0;
-};
-
-Stages find_stages(const PlanningContext& ctx, const LayerSpecs& layers,
-                   const std::vector<LayerSpecs>& layer_lists) {
-  Stages stages;
-  for (const LayerSpecs& list : layer_lists) {
-    if (list.empty()) continue;
-    if (std::find(stages.lists.begin(), stages.lists.end(), list) == stages.lists.end()) {
-      stages.lists.push_back(list);
-    }
-  }
-  constexpr size_t kNone = static_cast<size_t>(-1);
-  stages.stage_of.assign(ctx.names.size(), kNone);
-  stages.count = stages.lists.size();
-  for (size_t s = 0; s < stages.lists.size(); ++s) {
-    for (const LayerSpec& l : stages.lists[s]) {
-      if (stages.stage_of[l.layer.pos()] != kNone) stages.count = 1;
-      stages.stage_of[l.layer.pos()] = s;
-    }
-  }
-  if (stages.count <= 1) {
-    stages.count = 1;
-    for (const LayerSpec& l : layers) stages.stage_of[l.layer.pos()] = 0;
-  }
-  return stages;
-}
-
 /// All that is known of a model before its groups are chosen.
 class Model {
  public:
   Model(const PlanningContext& ctx, const PlanningConfig& config, LayerSpecs& layers,
         const std::vector<LayerSpecs>& layer_lists)
       : ctx_(ctx), config_(config), stages_(find_stages(ctx, layers, layer_lists)) {
-    lower_bound_bytes_ = lower_bound(layers);
+    lower_bound_bytes_ = compact::lower_bound_bytes(ctx, config, stages_, layers);
     group_like_vllm(layers);
     const bool ideal = layers.empty() || (vllm_ && vllm_->num_groups == 1 &&
                                           vllm_->request_bytes == lower_bound_bytes_);
@@ -117,21 +81,8 @@ class Model {
     return materialize(ctx_, config_, buckets_, *it);
   }
 
-  /// Whether vLLM's checks accept the groups: layout, placement on every stage, block sizes.
   bool runnable(const KVCacheGroups& groups) const {
-    try {
-      for (const LayerSpecs& list : stages_.lists) {
-        const KVCacheGroups own = project_kv_cache_groups_to_worker(ctx_, groups, list);
-        validate_kv_cache_layout(ctx_, config_.kv_cache_layout, own);
-        place_kv_cache_groups(ctx_, config_, own,
-                              pool_bytes_per_block(ctx_, own, config_.kv_cache_layout), 1);
-      }
-      const BlockSizes sizes = resolve_kv_cache_block_sizes(ctx_, config_, groups);
-      const std::optional<int64_t>& interval = config_.prefix_cache_retention_interval;
-      return !interval || *interval % sizes.scheduler_block_size == 0;
-    } catch (const Error&) {
-      return false;
-    }
+    return is_runnable(ctx_, config_, stages_, groups);
   }
 
   /// `points()` that the configuration allows, best first.
@@ -178,23 +129,6 @@ class Model {
                        [&](const LayerSpec& l) { return is_hisparse(ctx_.spec(l).kind); });
   }
 
-  /// One request's pages of the stage that holds most, without padding of any kind.
-  int64_t lower_bound(const LayerSpecs& layers) const {
-    std::vector<int64_t> bytes(stages_.count);
-    std::vector<int64_t> of_spec(ctx_.specs.size(), -1);
-    for (const LayerSpec& l : layers) {
-      int64_t& own = of_spec[l.spec.pos()];
-      if (own < 0) {
-        const KVCacheSpec& spec = ctx_.spec(l);
-        own = checked::mul(unpadded_page_size_bytes(spec),
-                           page_demand(spec, config_).pages(reference_len(config_)), "lower bound");
-      }
-      int64_t& stage = bytes[stages_.stage_of[l.layer.pos()]];
-      stage = checked::add(stage, own, "lower bound");
-    }
-    return *std::max_element(bytes.begin(), bytes.end());
-  }
-
   void group_like_vllm(LayerSpecs& layers) {
     const PlanningContext ctx = quiet(vllm_notices_);
     try {
@@ -202,31 +136,12 @@ class Model {
       if (!groups_partition_layers_exactly(*vllm_groups_, layers)) {
         throw InconsistentSpec("vLLM's grouping leaves layers out");
       }
-      vllm_ = evaluate(*vllm_groups_);
+      vllm_ = evaluate(ctx_, config_, stages_, *vllm_groups_);
+      vllm_->is_vllm = true;
     } catch (const Error&) {
       vllm_groups_.reset();
       vllm_error_ = std::current_exception();
     }
-  }
-
-  GroupingPoint evaluate(const KVCacheGroups& groups) const {
-    GroupingPoint p;
-    p.is_vllm = true;
-    p.num_groups = static_cast<int64_t>(groups.size());
-    for (const LayerSpecs& list : stages_.lists) {
-      const KVCacheGroups own = project_kv_cache_groups_to_worker(ctx_, groups, list);
-      p.bytes_per_block =
-          std::max(p.bytes_per_block, pool_bytes_per_block(ctx_, own, config_.kv_cache_layout));
-      for (const KVCacheGroup& g : own) {
-        p.max_layers_per_group =
-            std::max(p.max_layers_per_group, static_cast<int64_t>(g.layers.size()));
-      }
-    }
-    const RequestDemand demand(ctx_, groups, config_);
-    p.request_blocks = demand.total_blocks(reference_len(config_));
-    p.request_bytes = checked::mul(p.bytes_per_block, p.request_blocks, "bytes of one request");
-    p.min_request_bytes = checked::mul(p.bytes_per_block, demand.total_blocks(1), "one token");
-    return p;
   }
 
   /// vLLM's drafters mostly want all of their layers in one group. Where vLLM's own grouping
