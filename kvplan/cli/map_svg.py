@@ -216,6 +216,11 @@ def _labels(pages: Sequence[Page | Part], baseline: float, scale: float) -> list
     return parts
 
 
+def _all_fit(pages: Sequence[Page], scale: float) -> bool:
+    widest = max((page.content_bytes for page in pages), default=0)
+    return widest * scale >= _label_width(max((len(page.label) for page in pages), default=0))
+
+
 def _label_width(letters: int) -> int:
     return 6 * letters + 3
 
@@ -276,7 +281,9 @@ def _slice(
             hint = f"{page.layer}: {format_size(page.padding_bytes)} of padding"
             padding = page.padding_bytes * scale
             parts.append(_rect(x + width, top, padding, bar, "url(#hatch)", hint))
-    parts += _labels(pages, top + bar / 2 + 3.5, scale)
+    # Numbers of every so-manieth layer would lie across the cuts.
+    if group.slices == 1 or _all_fit(pages, scale):
+        parts += _labels(pages, top + bar / 2 + 3.5, scale)
     if group.unused_bytes > 0:
         end = start + group.slice_bytes
         hint = f"padding: {format_size(group.unused_bytes)} hold nothing"
