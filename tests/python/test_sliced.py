@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from cli_runner import run
@@ -253,3 +254,29 @@ def test_sweep_plans_sliced_grouping():
     vllm, sliced = (row.split(",") for row in rows[1:])
     assert (vllm[groups], sliced[groups]) == ("7", "2")
     assert int(sliced[tokens]) > int(vllm[tokens])
+
+
+def test_the_documented_picture_is_current(tmp_path):
+    docs = Path(__file__).parents[2] / "docs"
+    name = "map-deepseek-v4.1-flash-sliced.svg"
+    command = "map deepseek-v4.1-flash --tp 4 --memory 4GiB --grouping sliced -o {}"
+    text = (docs / "sliced.md").read_text()
+    assert f"](images/{name})" in text
+    assert command.format("sliced.svg") in text
+    assert run(*command.format(tmp_path / name).split()).exit_code == 0
+    assert (tmp_path / name).read_text() == (docs / "images" / name).read_text()
+
+
+def test_the_documented_arithmetic_of_the_reported_case():
+    cfg = sliced_config(524288, max_in_flight_tokens=16384)
+    vllm, sliced = plan_both(deepseek_v4_1_flash(), cfg, 4509715660)
+    text = (Path(__file__).parents[2] / "docs" / "sliced.md").read_text()
+    assert f"{vllm.request_bytes:,} bytes" in text
+    assert f"W =\n{sliced.bytes_per_block:,}" in text
+    assert f"has {sliced.num_blocks:,} such blocks" in text
+    for group in sliced.groups:
+        held = group.slice_bytes * group.pages_per_request
+        assert f"| {group.slices} | {group.slice_bytes:,} |" in text
+        assert f"{held:,} |" in text
+    assert f"{sliced.capacity_tokens:,} tokens with 4 groups" in text
+    assert f"holds {vllm.capacity_tokens:,} with 17" in text
