@@ -49,6 +49,7 @@ __all__: list[str] = [
     "RSWASpec",
     "SinkFullAttentionSpec",
     "SlicedBlockPool",
+    "SlicedPoint",
     "SlidingWindowMLASpec",
     "SlidingWindowSpec",
     "UniformTypeKVCacheSpecs",
@@ -95,6 +96,7 @@ __all__: list[str] = [
     "project_kv_cache_groups_to_worker",
     "promote_local_kv_cache_specs",
     "resolve_kv_cache_block_sizes",
+    "sliced_point",
     "spec_class_names",
     "spec_field_names",
     "spec_from_dict",
@@ -591,6 +593,8 @@ class PlanningConfig:
     @property
     def max_num_encoder_input_tokens(self) -> typing.Any: ...
     @property
+    def min_large_blocks(self) -> typing.Any: ...
+    @property
     def mla_kernel_block_sizes(self) -> typing.Any: ...
     @property
     def model_type(self) -> typing.Any: ...
@@ -641,6 +645,16 @@ class GroupReport:
     @property
     def layer_names(self) -> list: ...
     @property
+    def max_safe_block_id_bytes(self) -> int:
+        """
+        The largest of this group's block ids whose page begins below byte 2**31.
+        """
+    @property
+    def max_safe_block_id_elements(self) -> int:
+        """
+        The largest of this group's block ids whose page begins below element 2**31.
+        """
+    @property
     def num_layers(self) -> int: ...
     @property
     def padding_bytes(self) -> int:
@@ -661,6 +675,21 @@ class GroupReport:
     def pages_per_request(self) -> int:
         """
         Blocks that one request of the planned length holds.
+        """
+    @property
+    def pool_blocks_per_request(self) -> int:
+        """
+        Whole blocks of the pool that the blocks of one request take.
+        """
+    @property
+    def slice_bytes(self) -> int:
+        """
+        Bytes of one block of this group: its share of a block of the pool.
+        """
+    @property
+    def slices(self) -> int:
+        """
+        Blocks of this group in one block of the pool.
         """
     @property
     def tokens_per_page(self) -> typing.Any:
@@ -915,6 +944,51 @@ class Frontier:
     def vllm(self) -> typing.Any:
         """
         vLLM's own grouping; None where vLLM cannot group the model.
+        """
+
+class SlicedPoint:
+    """
+    One group a kind of cache, and the slices of the pool's blocks.
+    """
+    @property
+    def bytes_per_block(self) -> int:
+        """
+        Bytes of a block of the pool on the widest pipeline stage.
+        """
+    @property
+    def exact(self) -> bool:
+        """
+        Whether no other slices of these groups are cheaper.
+        """
+    @property
+    def max_layers_per_group(self) -> int:
+        """
+        Layers side by side in the largest group, on one pipeline stage.
+        """
+    @property
+    def min_request_bytes(self) -> int:
+        """
+        Bytes of the slices of a request of one token.
+        """
+    @property
+    def num_groups(self) -> int:
+        """
+        Groups: one for each kind of cache.
+        """
+    @property
+    def request_blocks(self) -> int:
+        """
+        Whole blocks of the pool that a request of max_model_len tokens takes by itself.
+        """
+    @property
+    def request_bytes(self) -> int:
+        """
+        Bytes of the slices that a request of the reference length holds, on the widest pipeline stage.
+        """
+    @property
+    def slices(self) -> tuple:
+        """
+        Slices of each group, in group order.
         """
 
 class BlockPoolEvent:
@@ -1634,6 +1708,9 @@ def promote_local_kv_cache_specs(kv_cache_spec: dict) -> dict: ...
 def resolve_kv_cache_block_sizes(
     vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable
 ) -> tuple: ...
+def sliced_point(
+    config: typing.Any, kv_cache_specs: typing.Any, available_memory: typing.Any = None
+) -> typing.Any: ...
 def spec_class_names() -> list:
     """
     The spec classes that kvplan has.

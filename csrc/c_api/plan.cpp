@@ -153,7 +153,7 @@ kvplan_status kvplan_plan_group(const kvplan_plan* plan, size_t group, kvplan_gr
                          p.group_layers[group].size(),
                          (*p.plan.specs)[g.spec].block_size,
                          g.is_eagle_group ? 1 : 0,
-                         0,
+                         static_cast<int32_t>(g.slices),
                          report.pages_per_request,
                          report.padding_bytes};
   });

@@ -77,9 +77,11 @@ class WorkerCheck {
       if (!ok && violations_.full()) return false;
     }
     for (const auto& g : worker_.groups) {
-      ok = require(g.slices >= 1 && worker_.num_blocks <= INT64_MAX / g.slices, "slices",
-                   g.slices) &&
-           ok;
+      // Slices have 32-bit ids.
+      const int64_t most_ids = g.slices > 1 ? INT32_MAX : INT64_MAX;
+      ok =
+          require(g.slices >= 1 && worker_.num_blocks <= most_ids / g.slices, "slices", g.slices) &&
+          ok;
     }
     if (!layers_.unique()) {
       broken(Rule::kNumbers, "a layer is listed twice");

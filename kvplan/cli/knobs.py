@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import kvplan
-from kvplan.cli.question import Question
+from kvplan.cli.question import PlannerInput, Question
 from kvplan.cli.sizes import format_enough, format_size
 
 #: A gain in steady requests below this is not worth a line.
@@ -130,7 +130,20 @@ def _needed_memory(question: Question, error: kvplan.NotEnoughMemory) -> int | N
     if plan is None:
         return None
     worker = plan.workers[error.worker]
-    return worker.request_bytes + worker.bytes_per_block
+    needed = worker.request_bytes + worker.bytes_per_block
+    return needed if given.config.grouping != "sliced" else _needed_by_slices(given, needed)
+
+
+def _needed_by_slices(given: PlannerInput, needed: int) -> int:
+    """The same with sliced grouping, whose blocks depend on the memory themselves."""
+    config = given.config.replace(auto_fit=False)
+    for _ in range(8):
+        try:
+            kvplan.plan(config, given.kv_cache_specs, [needed] * len(given.kv_cache_specs))
+            break
+        except kvplan.NotEnoughMemory as error:
+            needed += max(1, error.needed_bytes - error.available_bytes)
+    return needed
 
 
 def plan_with_plenty(question: Question) -> kvplan.Plan | None:

@@ -280,3 +280,17 @@ def test_the_documented_arithmetic_of_the_reported_case():
         assert f"{held:,} |" in text
     assert f"{sliced.capacity_tokens:,} tokens with 4 groups" in text
     assert f"holds {vllm.capacity_tokens:,} with 17" in text
+
+
+@pytest.mark.parametrize("length", [8192, 131072, 524288])
+def test_the_pool_admits_as_many_requests_as_the_plan_says(length):
+    cfg = sliced_config(length, max_in_flight_tokens=16384)
+    plan = kvplan.plan(cfg, [deepseek_v4_1_flash()], [4509715660])
+    pool = kvplan.SlicedBlockPool(plan.num_blocks, [g.slices for g in plan.groups])
+    pages = [g.pages_per_request for g in plan.groups]
+    requests = 0
+    while pool.can_allocate(pages):
+        pool.allocate(pages)
+        requests += 1
+    assert requests >= 1, "one request of the planned length fits"
+    assert requests == plan.usable_capacity_tokens // plan.max_model_len

@@ -176,7 +176,7 @@ typedef struct kvplan_group {
   size_t num_layers;
   int64_t block_size; /* tokens */
   int32_t is_eagle_group;
-  int32_t reserved;
+  int32_t slices; /* of this group in a block of the pool; 1 unless grouping is "sliced" */
   int64_t pages_per_request;
   int64_t padding_bytes; /* bytes of a block that hold nothing */
 } kvplan_group;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <numeric>
 #include <string>
 
@@ -22,9 +23,13 @@ using compact::Stages;
 
 /// What another block size must save of a bucket's bytes to be looked at.
 constexpr double kWorthScaling = 0.002;
+/// How much wider than the narrowest a kind's page may be for that, or to unite layers: the pool's
+/// blocks are at least as wide.
+constexpr int64_t kMostWidening = 4;
 constexpr size_t kMaxOptionsOfBucket = 4;
 constexpr size_t kMaxCombinations = 64;
-constexpr int64_t kMaxScale = 64;  // of a block, but where more unites layers
+constexpr int64_t kFewScales = 16;  // of a block, but where more unites layers
+constexpr int64_t kMaxScale = 1024;
 constexpr size_t kMaxBlocksOfSpec = 16;
 
 /// A larger pool asks for no wider blocks: the prefix cache loses a whole block at a time.
@@ -103,16 +108,19 @@ struct KindOption {
 /// pages are padded less to what a kernel asks for.
 std::vector<KindOption> useful_options(const PlanningContext& ctx, const Bucket& bucket) {
   std::vector<KindOption> all;
-  size_t fewest = bucket.options[0].parts.size();
-  for (const BlockOption& o : bucket.options) fewest = std::min(fewest, o.parts.size());
+  int64_t narrowest = std::numeric_limits<int64_t>::max();
   for (size_t i = 0; i < bucket.options.size(); ++i) {
     const BlockOption& option = bucket.options[i];
-    if (option.parts.size() != fewest) continue;
     KindOption& k = all.emplace_back(KindOption{i, {}});
     for (size_t p = 0; p < option.parts.size(); ++p) {
       k.kinds.push_back(slice_kind(ctx, option, p));
     }
+    narrowest = std::min(narrowest, k.widest());
   }
+  std::erase_if(all, [&](const KindOption& k) { return k.widest() / kMostWidening > narrowest; });
+  size_t fewest = all[0].kinds.size();
+  for (const KindOption& k : all) fewest = std::min(fewest, k.kinds.size());
+  std::erase_if(all, [&](const KindOption& k) { return k.kinds.size() != fewest; });
   std::stable_sort(all.begin(), all.end(), [](const KindOption& a, const KindOption& b) {
     return a.widest() != b.widest() ? a.widest() < b.widest()
                                     : a.request_bytes() < b.request_bytes();
@@ -188,34 +196,32 @@ class Model {
  private:
   void make_kinds(const LayerSpecs& layers) {
     std::vector<compact::StagedLayer> staged;
-    LayerSpecs attention;
-    for (const LayerSpec& l : layers) {
-      staged.push_back({l, stages_.stage_of[l.layer.pos()]});
-      if (ctx_.spec(l).kind != SpecKind::kHiddenStateCache) attention.push_back(l);
-    }
-    const int64_t page = compact::common_page_size(ctx_, attention, {});
+    for (const LayerSpec& l : layers) staged.push_back({l, stages_.stage_of[l.layer.pos()]});
     buckets_ = compact::make_buckets(ctx_, config_, staged, stages_.count, false);
     for (Bucket& b : buckets_) {
       int64_t common_block = 1;
-      for (SpecId id : b.specs) {
-        common_block = checked::lcm(common_block, ctx_.spec(id).block_size, "common block size");
-      }
+      for (SpecId id : b.specs) common_block = common_multiple(common_block, id);
       std::vector<std::vector<KVCacheSpec>> choices;
-      for (SpecId id : b.specs) choices.push_back(choices_of(ctx_.spec(id), page, common_block));
+      for (SpecId id : b.specs) choices.push_back(choices_of(ctx_.spec(id), common_block));
       keep_small_blocks(choices);
       compact::set_options(ctx_, config_, b, choices);
       options_.push_back(useful_options(ctx_, b));
     }
   }
 
+  /// Cut off where no block would be scaled that far.
+  int64_t common_multiple(int64_t block, SpecId id) const {
+    const int64_t factor = ctx_.spec(id).block_size / std::gcd(block, ctx_.spec(id).block_size);
+    return factor > std::numeric_limits<int64_t>::max() / block ? block : block * factor;
+  }
+
   // Where heads lie outside layers (BHLNC) pages of several sizes cannot lie side by side.
-  std::vector<KVCacheSpec> choices_of(const KVCacheSpec& spec, int64_t page,
-                                      int64_t common_block) const {
+  std::vector<KVCacheSpec> choices_of(const KVCacheSpec& spec, int64_t common_block) const {
     if (spec.kind == SpecKind::kHiddenStateCache) return {spec};
     if (!is_block_compact(config_.kv_cache_layout)) return {spec};
-    const int64_t scale = std::max(kMaxScale, common_block / spec.block_size);
-    const int64_t own = page_size_bytes(spec);
-    return compact::choices_up_to_page(spec, config_, scale < page / own ? scale * own : page);
+    const int64_t scale = std::min(std::max(kFewScales, common_block / spec.block_size), kMaxScale);
+    return compact::choices_up_to_page(
+        spec, config_, checked::mul(scale, page_size_bytes(spec), "page of a scaled block"));
   }
 
   void choose() {
