@@ -16,7 +16,7 @@ def pipeline_stages(
     Mirrors vllm/distributed/utils.py::get_pp_indices (0.33).
 
     Raises:
-        ModelError: If an explicit partition does not fit.
+        ModelError: If an explicit partition does not fit, or there are more stages than layers.
     """
     if partition is not None:
         counts = list(partition)
@@ -30,6 +30,11 @@ def pipeline_stages(
                 f"the layer partition {counts} sums to {sum(counts)}, but the model has "
                 f"{num_layers} layers"
             )
+    elif num_stages > num_layers:
+        raise ModelError(
+            f"pipeline_parallel_size {num_stages} is more than the model's {num_layers} layers: "
+            "every stage must own one"
+        )
     else:
         counts = [num_layers // num_stages] * num_stages
         for back in range(2, num_layers % num_stages + 2):

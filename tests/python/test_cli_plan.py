@@ -176,6 +176,8 @@ def test_config_file_and_directory(config_file):
         (("plan", "llama-3.1-70b", "--memroy", "1GiB"), ["--memroy", "--memory"]),
         ((*LLAMA, "--tp", "0"), ["--tp", "0"]),
         ((*LLAMA, "--tp", "128"), ["128", "64"]),
+        ((*LLAMA, "--pp", "81"), ["pipeline_parallel_size 81", "80 layers"]),
+        ((*LLAMA, "--pp", "2000000000"), ["pipeline_parallel_size 2000000000"]),
         ((*LLAMA, "--dcp", "3"), ["3"]),
         ((*LLAMA, "--max-model-len", "many"), ["'many'", "131072"]),
         ((*LLAMA, "--max-model-len", "0"), ["out of range"]),

@@ -206,6 +206,54 @@ class TestGetKVCacheConfigs:
         with pytest.raises(ValueError, match=f"{field} must be at least 1, got 0"):
             kvplan.PlanningConfig(max_model_len=64, **{field: [16, 0]})
 
+    def test_workers_come_in_order(self):
+        config = kvplan.PlanningConfig(max_model_len=64)
+        for bad in ({1 << 30}, {1 << 30: 0}, iter([1 << 30]), "1"):
+            with pytest.raises(TypeError, match="available_memory must be a list, got"):
+                kvplan.get_kv_cache_configs(config, [full_layers()], bad)
+        for bad in (full_layers(), None, "ab"):
+            with pytest.raises(TypeError, match="kv_cache_specs must be a list, got"):
+                kvplan.get_kv_cache_configs(config, bad, [1 << 30])
+
+    def test_a_spec_that_was_never_initialised(self):
+        empty = FullAttentionSpec.__new__(FullAttentionSpec)
+        with pytest.raises(TypeError, match="made without calling __init__"):
+            kvplan.get_kv_cache_configs(
+                kvplan.PlanningConfig(max_model_len=64), [{"layers.0": empty}], [1 << 30]
+            )
+
+    def test_layer_names_of_a_group_are_not_one_string(self):
+        with pytest.raises(TypeError, match="layer_names of a KV cache group must be a list"):
+            planning._get_kv_cache_bytes_per_block([KVCacheGroupSpec("ab", FULL)], "LBNHC")
+
+    @pytest.mark.parametrize("bad", [None, 5, float("nan"), ["LBNHC"]])
+    def test_a_layout_is_a_name(self, bad):
+        with pytest.raises(TypeError, match="kv_cache_layout must be a string"):
+            planning.validate_kv_cache_layout(bad, [])
+        with pytest.raises(TypeError, match="kv_cache_layout must be a string"):
+            planning._get_kv_cache_bytes_per_block([], bad)
+
+    def test_grouped_names_are_names_of_layers(self):
+        with pytest.raises(TypeError, match="a layer name must be a string"):
+            planning.create_kv_cache_group_specs(full_layers(), [[["layers.0"]]])
+        with pytest.raises(KeyError, match="elsewhere"):
+            planning.create_kv_cache_group_specs(full_layers(), [["elsewhere"]])
+
+    @pytest.mark.parametrize("layout", ["LBNHC", "BLHNC"])
+    def test_ten_thousand_layers_that_all_differ(self, layout):
+        """Every pair compared by trying to merge it would take minutes."""
+        attention = {"block_size": 16, "head_size": 128, "dtype": "bfloat16"}
+        layers = {}
+        for i in range(5000):
+            layers[f"full.{i}"] = FullAttentionSpec(num_kv_heads=1 + i, **attention)
+            layers[f"window.{i}"] = SlidingWindowSpec(
+                num_kv_heads=1 + i, sliding_window=128 + i, **attention
+            )
+        config = kvplan.PlanningConfig(max_model_len=4096, kv_cache_layout=layout)
+        (found,) = kvplan.get_kv_cache_configs(config, [layers], [1 << 60])
+        names = [name for group in found.kv_cache_groups for name in group.layer_names]
+        assert sorted(names) == sorted(layers)
+
     def test_a_retention_interval_is_not_negative(self):
         with pytest.raises(ValueError, match="prefix_cache_retention_interval must be at least 0"):
             kvplan.PlanningConfig(max_model_len=64, prefix_cache_retention_interval=-1)
