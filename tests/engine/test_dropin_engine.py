@@ -17,7 +17,16 @@ pytest.importorskip("vllm")
 
 HERE = Path(__file__).parent
 PACKAGES = Path(kvplan.__file__).parents[1]  # of the kvplan under test
-GENERATING = ("dense", "gemma3", "gemma2", "llama4", "mamba2", "lfm2")
+GENERATING = (
+    "dense",
+    "gemma3",
+    "gemma2",
+    "gpt_oss",  # sliding windows and attention sinks
+    "llama4",
+    "deepseek_v2",  # MLA
+    "mamba2",
+    "lfm2",
+)
 
 
 @pytest.fixture(scope="session")
@@ -86,21 +95,39 @@ def test_an_embedding_model_without_a_cache(plugin):
     assert len(same(plugin, "bert")["tokens"]) == 64
 
 
+def replay(record):
+    """The plan of `kvplan plan --request`, by a process that knows nothing of the engine."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kvplan.cli", "plan", "--request", str(record), "--json"],
+        env=os.environ | {"PYTHONPATH": str(PACKAGES)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 def test_the_engine_in_a_process_of_its_own(plugin, tmp_path):
     record = tmp_path / "request.json"
     ours = same(plugin, "gemma3", multiprocessing=True, KVPLAN_RECORD=str(record))
     assert len(ours["tokens"]) == 64
     # Written by the engine's process, so kvplan planned there.
-    assert json.loads(record.read_text())["kvplan_request"] == 1
+    assert replay(record)["num_blocks"] == ours["num_gpu_blocks"]
 
 
-def test_auto_fit(plugin):
+def test_auto_fit(plugin, tmp_path):
+    record = tmp_path / "request.json"
     ours = same(
         plugin,
         "gemma3",
         options={"max_model_len": -1, "kv_cache_memory_bytes": 2 << 20},
+        KVPLAN_RECORD=str(record),
     )
     assert 0 < ours["max_model_len"] < 2048
+    replayed = replay(record)
+    assert replayed["max_model_len"] == ours["max_model_len"]
+    assert replayed["num_blocks"] == ours["num_gpu_blocks"]
 
 
 def test_override(plugin):
@@ -119,7 +146,13 @@ def test_verification_agrees(plugin):
     assert (ours["stats"]["verified"], ours["stats"]["mismatches"]) == (1, 0)
 
 
-def test_compact_grouping_runs(plugin):
-    compact, _ = start(plugin, "gemma3", KVPLAN_GROUPING="compact")
+def test_compact_grouping_runs(plugin, tmp_path):
+    record = tmp_path / "request.json"
+    compact, _ = start(plugin, "gemma3", KVPLAN_GROUPING="compact", KVPLAN_RECORD=str(record))
     stock, _ = start(plugin, "gemma3", kvplan=False)
     assert compact["tokens"] == stock["tokens"]
+    assert not compact["stats"]["fallback"]
+    # The sizes that the CPU's attention backend takes.
+    config = json.loads(record.read_text())["config"]
+    assert config["attention_kernel_block_sizes"] == [{"multiple_of": 32}]
+    assert replay(record)["num_blocks"] == compact["num_gpu_blocks"]
