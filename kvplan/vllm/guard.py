@@ -7,7 +7,7 @@ one, and it comes from running them, not from what kvplan knows of vLLM.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -34,7 +34,7 @@ class Guard:
             interface.KVCacheTensor,
             interface.KVCacheConfig,
         ]
-        self._classes = [(cls, _attributes(cls)) for cls in watched]
+        self._classes = {cls: dict(vars(cls)) for cls in watched}
         self._registered = -1
         self._registry_reason: str | None = None
         self._patched_before = _find_foreign(planning, used, interface, watched)
@@ -48,11 +48,14 @@ class Guard:
             if current.get(name) is not value:
                 where = f"{self._planning.__name__}.{name}"
                 return f"{where} was replaced by {_origin(current.get(name))}"
-        for cls, before in self._classes:
-            now = _attributes(cls)
+        for cls, known in self._classes.items():
+            if vars(cls) == known:
+                continue
+            before, now = _attributes(known), _attributes(vars(cls))
             if now != before:
                 changed = [n for n, v in now.items() if before.get(n, ...) is not v]
                 return f"{cls.__name__} was changed: {', '.join(changed) or 'attributes removed'}"
+            self._classes[cls] = dict(vars(cls))
         return None
 
     def registry_reason(self, registry: ModuleType) -> str | None:
@@ -76,11 +79,9 @@ class Guard:
         return None
 
 
-def _attributes(cls: type) -> dict[str, Any]:
+def _attributes(of_class: Mapping[str, Any]) -> dict[str, Any]:
     """A class's own attributes, but the one in which copying keeps a cache."""
-    attributes = dict(vars(cls))
-    attributes.pop("__slotnames__", None)
-    return attributes
+    return {name: value for name, value in of_class.items() if name != "__slotnames__"}
 
 
 def _globals_used(module: ModuleType, roots: tuple[str, ...]) -> dict[str, Any]:
