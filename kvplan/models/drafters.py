@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvplan.models.config_file import read_config
@@ -14,16 +14,36 @@ from kvplan.models.families.deepseek_v4 import window_layer
 from kvplan.models.families.deepseek_v41 import deepseek_v41_window
 from kvplan.models.families.heterogeneous import mimo_v2_layer
 from kvplan.models.families.mla import backend_with_sinks, indexer_layer, latent_size
+from kvplan.models.families.windows import layer_kinds, model_window
 from kvplan.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers
 
 #: Methods that draft without a KV cache of their own.
-_WITHOUT_CACHE = frozenset({"ngram", "[ngram]", "ngram_gpu", "suffix", "medusa"})
+_WITHOUT_CACHE = frozenset({"ngram", "[ngram]", "ngram_gpu", "suffix"})
 _EAGLE = frozenset({"eagle", "eagle3"})
 
 #: Methods whose drafter reads the target's hidden states.
-HIDDEN_STATE_METHODS = frozenset({"eagle", "eagle3", "mtp", "dspark"})
+HIDDEN_STATE_METHODS = frozenset({"eagle", "eagle3", "mtp", "dspark", "dflash"})
 
-_KNOWN = ("mtp", "eagle", "eagle3", "dspark", "draft_model", "ngram", "suffix")
+#: Of those, methods whose cached keys do not depend on the token that follows.
+WITHOUT_BLOCK_DROP = frozenset({"dspark", "dflash"})
+
+_KNOWN = ("mtp", "eagle", "eagle3", "dspark", "dflash", "draft_model", "ngram", "suffix")
+
+#: Architectures of EAGLE heads whose layers were recorded, or that run the same code.
+EAGLE_ARCHITECTURES = (
+    "DeepseekV3ForCausalLM",
+    "Eagle3LlamaForCausalLM",
+    "Eagle3MiniMaxM2ForCausalLM",
+    "Eagle3Qwen2_5vlForCausalLM",
+    "Eagle3Qwen3ForCausalLM",
+    "Eagle3Qwen3vlForCausalLM",
+    "EagleDeepSeekMTPModel",
+    "EagleLlamaForCausalLM",
+    "EagleMistralForCausalLM",
+    "LlamaForCausalLM",
+    "LlamaForCausalLMEagle3",
+)
+DFLASH_ARCHITECTURES = ("DFlashDraftModel",)
 
 #: Architectures whose MTP layers were recorded from vLLM; those of others are not guessed.
 MTP_ARCHITECTURES = (
@@ -68,6 +88,8 @@ def speculative_method(speculative: Mapping[str, Any]) -> str:
         ModelError: If it is missing or not one that kvplan plans.
     """
     method = speculative.get("method")
+    if isinstance(method, str) and method.endswith("_mtp"):
+        return "mtp"  # older names of the same, one for each model family
     if method in _KNOWN or method in _WITHOUT_CACHE:
         return str(method)
     raise ModelError(f"speculative_config.method is {method!r}; kvplan plans {', '.join(_KNOWN)}")
@@ -93,6 +115,8 @@ def with_drafter(context: FamilyContext, model: ModelLayers) -> ModelLayers:
         drafted = tuple(_mtp_layers(context, model))
     elif method == "dspark":
         drafted = tuple(_dspark_layers(context, model))
+    elif method == "dflash":
+        drafted = tuple(_dflash_layers(model, speculative))
     elif method in _EAGLE:
         drafted = tuple(_eagle_layers(context, model, speculative))
     else:
@@ -233,7 +257,9 @@ def _eagle_layers(
     context: FamilyContext, model: ModelLayers, speculative: Mapping[str, Any]
 ) -> Iterator[Layer]:
     """EAGLE heads are decoder layers numbered behind the target's."""
-    text = text_view(_draft_config(speculative))
+    root = _draft_config(speculative)
+    _check_draft_architecture(root, speculative, EAGLE_ARCHITECTURES)
+    text = text_view(root)
     if text.own("kv_lora_rank") is not None:
         for k in range(text.num_layers):
             yield MLALayer(
@@ -244,6 +270,8 @@ def _eagle_layers(
             )
         return
     kinds = text.layer_types(text.num_layers)
+    # A window that holds for the whole target holds for its drafter, too.
+    shared = model_window(context) if layer_kinds(context) is None else None
     for k in range(text.num_layers):
         slides = kinds is not None and kinds[k] == "sliding_attention"
         yield AttentionLayer(
@@ -252,7 +280,49 @@ def _eagle_layers(
             is_draft=True,
             num_kv_heads=text.num_kv_heads,
             head_size=text.head_size,
-            sliding_window=text.size("sliding_window") if slides else None,
+            sliding_window=text.size("sliding_window") if slides else shared,
+        )
+
+
+def _check_draft_architecture(
+    root: ConfigView, speculative: Mapping[str, Any], known: Sequence[str]
+) -> None:
+    names = root.values.get("architectures")
+    if not isinstance(names, list) or not any(name in known for name in names):
+        raise ModelError(
+            f"speculative method {speculative.get('method')!r} is not planned with a drafter of "
+            f"architectures {names!r}: what its layers cache is not known; it is with "
+            f"{', '.join(known)}"
+        )
+
+
+def _dflash_layers(model: ModelLayers, speculative: Mapping[str, Any]) -> Iterator[Layer]:
+    """Layers of a block drafter, numbered behind the target's.
+
+    Mirrors vllm/model_executor/models/qwen3_dflash.py::_dflash_layer_attention (0.33).
+    """
+    root = _draft_config(speculative)
+    _check_draft_architecture(root, speculative, DFLASH_ARCHITECTURES)
+    text = text_view(root)
+    own = text.own("dflash_config") or {}
+    if not isinstance(own, dict):
+        raise ModelError("draft config.dflash_config must be an object")
+    kinds = text.layer_types(text.num_layers)
+    slides = [kind == "sliding_attention" for kind in kinds or ()]
+    if kinds is None or (own.get("use_swa") and not any(slides)):
+        slides = [bool(own.get("use_swa"))] * text.num_layers
+    for k in range(text.num_layers):
+        window = None
+        if slides[k]:
+            window = ConfigView(own, "draft config.dflash_config").optional_size("swa_window_size")
+            window = window or text.size("sliding_window")
+        yield AttentionLayer(
+            name=f"model.layers.{model.num_hidden_layers + k}.self_attn.attn",
+            index=None,
+            is_draft=True,
+            num_kv_heads=text.num_kv_heads,
+            head_size=text.head_size,
+            sliding_window=window,
         )
 
 

@@ -11,7 +11,12 @@ from kvplan.models.checkpoint_cache_dtype import checkpoint_cache_dtype
 from kvplan.models.config_file import read_config
 from kvplan.models.config_view import ConfigView, text_view
 from kvplan.models.context_length import derived_max_model_len, resolve_max_model_len
-from kvplan.models.drafters import HIDDEN_STATE_METHODS, with_drafter
+from kvplan.models.drafters import (
+    HIDDEN_STATE_METHODS,
+    WITHOUT_BLOCK_DROP,
+    speculative_method,
+    with_drafter,
+)
 from kvplan.models.errors import ModelError
 from kvplan.models.families.context import FamilyContext
 from kvplan.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers
@@ -320,7 +325,7 @@ def _workers(
 def _planning_config(layers: ModelLayers, resolution: Resolution, layout: str) -> dict[str, Any]:
     options = resolution.options
     speculative = options.speculative_config
-    method = speculative.get("method") if speculative is not None else None
+    method = speculative_method(speculative) if speculative is not None else None
     config: dict[str, Any] = {
         "max_model_len": resolution.max_model_len,
         "auto_fit": options.auto_fit,
@@ -342,7 +347,7 @@ def _planning_config(layers: ModelLayers, resolution: Resolution, layout: str) -
         uses_hidden_states = method in HIDDEN_STATE_METHODS
         config["speculative_method"] = method
         config["use_eagle"] = uses_hidden_states
-        config["use_eagle_block_drop"] = uses_hidden_states and method != "dspark"
+        config["use_eagle_block_drop"] = uses_hidden_states and method not in WITHOUT_BLOCK_DROP
         config["num_prefill_lookahead_tokens"] = layers.num_prefill_lookahead_tokens
     return config
 

@@ -324,6 +324,32 @@ def test_mtp_layers_are_not_guessed():
     assert set(MTP_ARCHITECTURES) - alias == recorded
 
 
+def test_drafters_of_other_architectures_are_not_guessed():
+    for method in ("eagle", "eagle3", "dflash"):
+        draft = {**LLAMA, "architectures": ["SomeDrafter"]}
+        config = {"method": method, "num_speculative_tokens": 2, "config": draft}
+        with pytest.raises(ModelError, match=rf"'{method}' is not planned with a drafter.*Some"):
+            planned(LLAMA, speculative_config=config)
+
+
+def test_what_speculative_methods_mean_for_the_planner():
+    draft = {**LLAMA, "num_hidden_layers": 1}
+    eagle = {"method": "eagle", "num_speculative_tokens": 2, "config": draft}
+    config = planned(LLAMA, speculative_config=eagle).config
+    assert (config["use_eagle"], config["use_eagle_block_drop"]) == (True, True)
+    draft = {**draft, "architectures": ["DFlashDraftModel"]}
+    dflash = {"method": "dflash", "num_speculative_tokens": 2, "config": draft}
+    config = planned(LLAMA, speculative_config=dflash).config
+    assert (config["use_eagle"], config["use_eagle_block_drop"]) == (True, False)
+    assert config["num_prefill_lookahead_tokens"] == 1
+    older = {"method": "deepseek_mtp", "num_speculative_tokens": 1}
+    model = models.load("deepseek-v3.2")
+    config = models.kv_cache_specs(model, ModelOptions(speculative_config=older)).config
+    assert config["speculative_method"] == "mtp"
+    with pytest.raises(ModelError, match="method is 'medusa'"):
+        planned(LLAMA, speculative_config={"method": "medusa", "num_speculative_tokens": 1})
+
+
 def test_no_architectures():
     with pytest.raises(ModelError, match="names no architectures"):
         planned(without(LLAMA, "architectures"))
