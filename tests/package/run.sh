@@ -16,8 +16,8 @@ step() { printf '\n== %s\n' "$*"; }
 step "each header compiles alone"
 for compiler in g++-12 clang++-16; do
   command -v $compiler > /dev/null || { echo "no $compiler: skipped"; continue; }
-  for header in "$source_dir"/csrc/include/kvplan/*.h; do
-    echo "#include <kvplan/$(basename "$header")>" |
+  for header in "$source_dir"/csrc/include/kvplan/{,cuda/}*.h; do
+    echo "#include <${header#"$source_dir"/csrc/include/}>" |
       $compiler -std=c++20 "${warnings[@]}" -I"$source_dir/csrc/include" -fsyntax-only -x c++ -
   done
 done
@@ -26,8 +26,8 @@ echo '#include <kvplan/c_api.h>' |
 
 step "public headers include only the standard library and kvplan"
 # The C++ standard library's headers have no dot in their names.
-if grep -hE '^ *# *include' "$source_dir"/csrc/include/kvplan/*.h |
-  grep -vE '"kvplan/[a-z_]+\.h"|<[a-z_]+>|<std(int|def)\.h>'; then
+if grep -hE '^ *# *include' "$source_dir"/csrc/include/kvplan/{,cuda/}*.h |
+  grep -vE '"kvplan/([a-z_]+/)?[a-z_]+\.h"|<[a-z_]+>|<std(int|def)\.h>'; then
   echo "a public header includes the above" && exit 1
 fi
 
