@@ -409,6 +409,10 @@ TEST(AppendSlots, RandomBatchesLikeTheModel) {
       int64_t tokens = 0;
       for (int32_t r = 0; r < n; ++r) {
         b.rows[r] = below(8) == 0 ? -1 : order[r];
+        // Some requests begin with tokens that were computed elsewhere.
+        if (b.rows[r] >= 0 && lengths[b.rows[r]] == 0 && below(4) == 0) {
+          lengths[b.rows[r]] = below(60);
+        }
         b.context_lens[r] = b.rows[r] < 0 ? 0 : static_cast<int32_t>(lengths[b.rows[r]]);
         int64_t count = below(2) == 0 ? 1 : below(10);
         count = std::min({count, max_tokens - tokens, 200 - int64_t{b.context_lens[r]}});
