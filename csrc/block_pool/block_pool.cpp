@@ -204,6 +204,7 @@ void BlockPool::free_blocks(std::span<const BlockId> blocks) {
   check.done(*this);
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): a copy goes to every block that is watched
 void BlockPool::unpin_blocks(std::span<const BlockId> blocks, ReuseCallback on_reuse) {
   BlockPoolState& s = *state_;
   const OperationCheck check(s);

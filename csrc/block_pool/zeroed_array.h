@@ -44,6 +44,7 @@ class ZeroedArray {
     constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
     const auto begin = (reinterpret_cast<uintptr_t>(data_) + kHugePage - 1) & ~(kHugePage - 1);
     const auto end = reinterpret_cast<uintptr_t>(data_ + size_) & ~(kHugePage - 1);
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): of the mapping itself, rounded to whole pages
     if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
   }

@@ -65,10 +65,10 @@ TEST(Scale, HundredThousandLayersOverAThousandWorkers) {
 
 TEST(Scale, ManyDistinctSpecs) {
   ModelBuilder model;
-  for (int64_t i = 1; i <= 200; ++i) model.add(2, sliding(1, 64, i));
+  for (int64_t i = 1; i <= 5000; ++i) model.add(2, sliding(1, 64, i));
   model.worker(1LL << 40);
   const Plan plan = checked_plan(model.request(), config(4096));
-  EXPECT_EQ(plan.groups.size(), 200u);
+  EXPECT_EQ(plan.groups.size(), 5000u);
 }
 
 TEST(Scale, LongestLengthIsFoundQuickly) {

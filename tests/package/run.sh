@@ -63,7 +63,7 @@ for kind in static shared; do
 done
 
 step "an installed kvplan asks for no JSON library"
-if grep -rl nlohmann "$work"/*-moved; then
+if grep -rl --include='*.cmake' --include='*.pc' --include='*.h' nlohmann "$work"/*-moved; then
   echo "the above name a dependency of one private folder" && exit 1
 fi
 
