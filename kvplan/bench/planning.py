@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 def planning_row(scenario: Scenario, num_workers: int, sides: Sides | None, budget_s: float) -> Row:
     """From specs to the configs of all workers.
 
-    `native` ends with the plan, `native_configs` with every worker's config read as Python
-    objects; the other sides end with those, too.
+    `native` ends with the plan, `native_own_dicts` too but gives each worker a dict of its own
+    instead of one for all ranks of a stage, `native_configs` with every worker's config read as
+    Python objects; the other sides end with those, too.
     """
     inputs = scenario.inputs(num_workers)
     calls: dict[str, Callable[[], Any]] = {
         "native": lambda: kvplan.plan(*inputs),
         "native_configs": lambda: list(kvplan.plan(*inputs).kv_cache_configs),
     }
+    if num_workers > 1:
+        own = [dict(layers) for layers in inputs[1]]
+        calls["native_own_dicts"] = lambda: kvplan.plan(inputs[0], own, inputs[2])
     if sides is not None:
         calls = sides.planning(scenario.request(num_workers)) | calls
         # vLLM hands a stage without a group the other stages' layers; so must what it is timed

@@ -28,6 +28,7 @@ Times are CPU time, medians of samples taken in turn. The sides:
   drop_in_own         each worker with spec objects of its own, as worker processes send them
   builder_only        vLLM's flow with kvplan's builder
   native              kvplan's objects in, a plan or arrays of block ids out
+  native_own_dicts    as native, each worker with a dict of layers of its own
   native_configs      as native, and every worker's config read as Python objects
   cpp                 the C++ library (--cpp)
 """
