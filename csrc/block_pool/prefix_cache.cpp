@@ -160,6 +160,7 @@ bool BlockPool::reset_prefix_cache() {
   if (s.num_free != s.num_blocks - 1) return false;
   s.clear();
   std::vector<std::pair<uint64_t, uint32_t>> watched;
+  watched.reserve(s.watchers.size());
   for (const auto& [block, watcher] : s.watchers) watched.emplace_back(watcher.order, block);
   std::sort(watched.begin(), watched.end());
   for (const auto& [order, block] : watched) s.notify_reuse(block);

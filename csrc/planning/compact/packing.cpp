@@ -68,7 +68,7 @@ int64_t first_fit_decreasing(const Items& items, int64_t capacity, Visitor&& vis
 /// besides, since those fill whatever room is left.
 class ExactPacking {
  public:
-  ExactPacking(const Items& items, int64_t capacity) : items_(items), capacity_(capacity) {
+  ExactPacking(const Items& items, int64_t capacity) : items_(items) {
     const size_t large = items.bytes.size() - 1;
     stride_.resize(large);
     for (size_t c = 0; c < large; ++c) {
@@ -156,7 +156,6 @@ class ExactPacking {
   }
 
   const Items& items_;
-  int64_t capacity_;
   int64_t num_states_ = 1;
   std::vector<int64_t> stride_;
   std::vector<Pattern> patterns_;
