@@ -187,12 +187,15 @@ class Model:
         memory = memory or self.memory
         config = self.case.config.replace(max_model_len=131072)
         compact = config.replace(grouping="compact", max_groups=self.max_groups)
-        return [
+        shapes = [
             shape("vLLM", self.case, config, memory),
             shape("compact", self.case, compact, memory),
             self.sliced(memory),
-            self.sliced(memory, NARROW),
         ]
+        narrow = self.sliced(memory, NARROW)
+        if narrow.groups != shapes[-1].groups:  # else it is the planner's choice as it is
+            shapes.append(narrow)
+        return shapes
 
     def sliced(self, memory: int, min_large_blocks: int | None = None) -> Shape:
         """With the planner's least number of large blocks, or another."""

@@ -92,7 +92,7 @@ TEST(SliceSearch, WideBlocksAreSearchedWithinReason) {
   EXPECT_TRUE(choice.exact);
   double unpadded = 0;
   for (const SliceKind& k : problem.kinds) unpadded += static_cast<double>(k.pages * k.slice_bytes);
-  EXPECT_LT(choice.cost, 1.02 * unpadded);
+  EXPECT_LT(choice.cost, 1.03 * unpadded) << "unused slices are priced, too";
 }
 
 PlanningConfig sliced_config(int64_t max_model_len) {
@@ -202,7 +202,7 @@ TEST(Sliced, NoOtherSlicesOfTheGroupsAreCheaper) {
       return true;
     }();
     // Where a stage lacks a kind its blocks need not be cut for it, which the search does not use.
-    const double slack = same_kinds ? 1 + 1e-9 : 1.02;
+    const double slack = same_kinds ? 1 + 1e-9 : 1.03;
     KVCacheGroups other = one;
     const auto most = made->groups.size() == 2 ? 40 : 14;
     for (;;) {

@@ -10,14 +10,23 @@ namespace kvplan::sliced {
 namespace {
 
 constexpr int64_t kMaxSteps = 2'000'000;  // divisors and blocks that are tried
-constexpr double kEqual = 1e-12;          // relative, below which two prices are the same
+// Blocks' worth of free slices that a group has when another group needs some, in the middle of
+// what a simulated server lost (docs/fragmentation.md).
+constexpr double kUnusedBlocks = 8;
+constexpr double kEqual = 1e-12;  // relative, below which two prices are the same
+
+/// Price of a block in which a request holds `blocks` blocks.
+double price_of(const SliceProblem& problem, int64_t block, double blocks) {
+  const auto bytes = static_cast<double>(block);
+  const auto pool = static_cast<double>(std::max<int64_t>(problem.pool_bytes, 1));
+  const double unused = kUnusedBlocks * static_cast<double>(problem.kinds.size()) * bytes;
+  return bytes * blocks * (1 + unused / pool);
+}
 
 class SliceSearch {
  public:
   explicit SliceSearch(const SliceProblem& problem)
-      : problem_(problem),
-        by_share_(problem.kinds.size()),
-        pool_bytes_(static_cast<double>(std::max<int64_t>(problem.pool_bytes, 1))) {
+      : problem_(problem), by_share_(problem.kinds.size()) {
     int64_t widest = 0;
     for (const SliceKind& k : problem_.kinds) {
       alignment_ = checked::lcm(alignment_, k.alignment,
@@ -55,12 +64,7 @@ class SliceSearch {
     return static_cast<double>(k.pages) * static_cast<double>(k.slice_bytes);
   }
 
-  /// Price of a block in which a request holds `blocks` blocks.
-  double priced(int64_t block, double blocks) const {
-    const auto bytes = static_cast<double>(block);
-    const double partly_used = static_cast<double>(problem_.kinds.size()) * bytes / pool_bytes_;
-    return bytes * blocks * (1 + partly_used);
-  }
+  double priced(int64_t block, double blocks) const { return price_of(problem_, block, blocks); }
 
   static int64_t most_slices(const SliceKind& k, int64_t block) {
     return std::min(block / k.slice_bytes, kMaxSlices);
@@ -165,7 +169,6 @@ class SliceSearch {
 
   const SliceProblem& problem_;
   std::vector<size_t> by_share_;
-  double pool_bytes_;
   int64_t alignment_ = 1;
   int64_t narrowest_block_ = 0;
   int64_t widest_block_ = 0;
@@ -181,9 +184,7 @@ double price(const SliceProblem& problem, int64_t block_bytes, const std::vector
   for (size_t i = 0; i < slices.size(); ++i) {
     blocks += static_cast<double>(problem.kinds[i].pages) / static_cast<double>(slices[i]);
   }
-  const auto bytes = static_cast<double>(block_bytes);
-  const auto pool = static_cast<double>(std::max<int64_t>(problem.pool_bytes, 1));
-  return bytes * blocks * (1 + static_cast<double>(slices.size()) * bytes / pool);
+  return price_of(problem, block_bytes, blocks);
 }
 
 SliceChoice choose_slices(const SliceProblem& problem) { return SliceSearch(problem).run(); }
