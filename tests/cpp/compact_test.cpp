@@ -273,6 +273,63 @@ TEST(Compact, TooFewGroupsIsAnErrorThatNamesTheKnob) {
   }
 }
 
+/// Gemma-4-26B's shapes: scaling the block of the full layers saves a fifth.
+void padded_without_scaling(Model& model) {
+  KVCacheSpec local = sliding(8, 256, 1024);
+  local.state_content_bytes = 520;
+  KVCacheSpec global = full(2, 512);
+  global.state_content_bytes = 1032;
+  model.add(25, local).add(5, global);
+}
+
+TEST(Compact, ScaledBlocksDivideTheRetentionInterval) {
+  Model model;
+  padded_without_scaling(model);
+  const auto largest_block = [&](int64_t interval) {
+    PlanningConfig config = compact_config(32768);
+    config.prefix_cache_retention_interval = interval;
+    int64_t largest = 0;
+    const Plan p = checked_plan(model.request(), config);
+    for (const KVCacheGroup& g : p.groups) {
+      largest = std::max(largest, (*p.specs)[g.spec].block_size);
+    }
+    return largest;
+  };
+  EXPECT_EQ(largest_block(96), 32);
+  EXPECT_EQ(largest_block(48), 16);
+}
+
+TEST(Compact, VllmsOwnGroupingIsLeftWhereNoOtherCanRun) {
+  Model model;
+  padded_without_scaling(model);
+  PlanningConfig config = compact_config(32768);
+  config.prefix_cache_retention_interval = 40;  // of no block of 16 tokens
+  const auto layers_and_blocks = [](const Plan& p) {
+    std::vector<std::pair<std::vector<LayerId>, int64_t>> groups;
+    for (const KVCacheGroup& g : p.groups) {
+      groups.emplace_back(g.layers, (*p.specs)[g.spec].block_size);
+    }
+    return groups;
+  };
+  const auto vllm = layers_and_blocks(vllm_plan(model.request(), config));
+  EXPECT_EQ(layers_and_blocks(checked_plan(model.request(), config)), vllm);
+  for (int64_t max_groups : {6, 501}) {
+    config.max_groups = max_groups;
+    EXPECT_EQ(layers_and_blocks(checked_plan(model.request(), config)), vllm);
+    const Frontier f = frontier(model.request(), config);
+    EXPECT_TRUE(f.points[f.chosen].is_vllm);
+  }
+  config.max_groups = 5;
+  try {
+    checked_plan(model.request(), config);
+    FAIL();
+  } catch (const InvalidArgument& e) {
+    EXPECT_STREQ(e.what(),
+                 "max_groups is 5, but this model's caches need at least 6 groups that vLLM can "
+                 "run. Raise max_groups.");
+  }
+}
+
 TEST(Compact, ReferenceLengthDecides) {
   Model model;
   model.add(6, full(2, 64)).add(40, sliding(2, 64, 1024));

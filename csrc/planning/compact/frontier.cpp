@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <iterator>
 #include <optional>
@@ -85,13 +84,19 @@ class Model {
     return is_runnable(ctx_, config_, stages_, groups);
   }
 
-  /// `points()` that the configuration allows, best first.
+  /// `points()` that the configuration allows, best first. vLLM's own is always among them: what
+  /// beats it may be nothing that vLLM can run.
   std::vector<GroupingPoint> candidates() const {
     std::vector<GroupingPoint> points = this->points();
+    const auto is_vllm = [](const GroupingPoint& p) { return p.is_vllm; };
+    if (vllm_ && std::none_of(points.begin(), points.end(), is_vllm)) points.push_back(*vllm_);
     const int64_t limit = max_groups();
     std::erase_if(points, [&](const GroupingPoint& p) { return p.num_groups > limit; });
     if (config_.max_groups) {
-      std::reverse(points.begin(), points.end());
+      const auto fewer_bytes = [](const GroupingPoint& a, const GroupingPoint& b) {
+        return a.request_bytes < b.request_bytes;
+      };
+      std::stable_sort(points.begin(), points.end(), fewer_bytes);
       return points;
     }
     if (vllm_) {
@@ -110,13 +115,26 @@ class Model {
 
   int64_t max_groups() const {
     if (config_.max_groups) return *config_.max_groups;
-    return std::max(kDefaultMaxGroups, vllm_ ? vllm_->num_groups : fewest_groups());
+    return std::max(kDefaultMaxGroups,
+                    vllm_ ? vllm_->num_groups : result_.points.front().num_groups);
   }
 
-  int64_t fewest_groups() const {
-    int64_t fewest = vllm_ ? vllm_->num_groups : result_.points.front().num_groups;
-    if (!result_.points.empty()) fewest = std::min(fewest, result_.points.front().num_groups);
-    return fewest;
+  /// Why no candidate can be run.
+  std::string no_candidate() const {
+    std::optional<int64_t> fewest;
+    if (vllm_) fewest = vllm_->num_groups;
+    for (const PackedPoint& p : result_.points) {
+      if (fewest && p.num_groups >= *fewest) break;
+      if (runnable(materialize(ctx_, config_, buckets_, p))) fewest = p.num_groups;
+    }
+    if (!fewest) {
+      return "No grouping of this model's caches passes vLLM's checks of layout, placement and "
+             "block sizes. Choose another kv_cache_layout, block_size, prefix_match_unit or "
+             "prefix_cache_retention_interval.";
+    }
+    return "max_groups is " + std::to_string(max_groups()) +
+           ", but this model's caches need at least " + std::to_string(*fewest) +
+           " groups that vLLM can run. Raise max_groups.";
   }
 
   const Notices& vllm_notices() const { return vllm_notices_; }
@@ -192,8 +210,18 @@ class Model {
 
   std::vector<KVCacheSpec> choices_of(const KVCacheSpec& spec, int64_t page) const {
     if (spec.kind == SpecKind::kHiddenStateCache) return {spec};
-    return is_block_outermost(config_.kv_cache_layout) ? choices_up_to_page(spec, config_, page)
-                                                       : choices_of_one_page(spec, config_, page);
+    std::vector<KVCacheSpec> choices = is_block_outermost(config_.kv_cache_layout)
+                                           ? choices_up_to_page(spec, config_, page)
+                                           : choices_of_one_page(spec, config_, page);
+    // The scheduler's block, a multiple of every group's, has to divide the retention interval.
+    if (const std::optional<int64_t>& interval = config_.prefix_cache_retention_interval) {
+      const int64_t ranks = spec.dcp_sharded ? config_.decode_context_parallel_size : 1;
+      std::erase_if(choices, [&](const KVCacheSpec& c) {
+        return c.block_size != spec.block_size &&
+               *interval % checked::mul(c.block_size, ranks, "group block size") != 0;
+      });
+    }
+    return choices;
   }
 
   /// Gives the hidden-state layers the blocks that vLLM would choose beside groups of one page.
@@ -257,12 +285,6 @@ std::optional<std::pair<GroupingPoint, KVCacheGroups>> choose(const Model& model
   return std::nullopt;
 }
 
-std::string gib(int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
-  return text;
-}
-
 std::string describe(const GroupingPoint& p) {
   return std::to_string(p.num_groups) + " groups of at most " +
          std::to_string(p.max_layers_per_group) + " layers, " + gib(p.request_bytes);
@@ -285,7 +307,15 @@ Frontier frontier(const PlanRequest& request, const PlanningConfig& config) {
   result.lower_bound_bytes = model.lower_bound_bytes();
   result.exact = model.exact();
   if (const auto chosen = compact::choose(model)) {
-    const auto it = std::find(result.points.begin(), result.points.end(), chosen->first);
+    auto it = std::find(result.points.begin(), result.points.end(), chosen->first);
+    if (it == result.points.end()) {
+      // vLLM's own, since what beats it is nothing that vLLM can run.
+      const auto more_groups = [&](const GroupingPoint& p) {
+        return p.num_groups > chosen->first.num_groups;
+      };
+      it = std::find_if(result.points.begin(), result.points.end(), more_groups);
+      it = result.points.insert(it, chosen->first);
+    }
     result.chosen = static_cast<size_t>(it - result.points.begin());
   }
   return result;
@@ -296,12 +326,7 @@ KVCacheGroups get_compact_kv_cache_groups(const PlanningContext& ctx, const Plan
                                           const std::vector<LayerSpecs>& layer_lists) {
   const compact::Model model(ctx, config, layers, layer_lists);
   auto chosen = compact::choose(model);
-  if (!chosen) {
-    throw InvalidArgument("max_groups is " + std::to_string(model.max_groups()) +
-                          ", but this model's caches need at least " +
-                          std::to_string(model.fewest_groups()) +
-                          " groups that vLLM can run. Raise max_groups.");
-  }
+  if (!chosen) throw InvalidArgument(model.no_candidate());
   auto& [point, groups] = *chosen;
   if (point.is_vllm) {
     ctx.notices.insert(ctx.notices.end(), model.vllm_notices().begin(), model.vllm_notices().end());

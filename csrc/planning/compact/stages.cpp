@@ -1,6 +1,7 @@
 #include "planning/compact/stages.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "kvplan/checked.h"
 #include "kvplan/errors.h"
@@ -88,6 +89,12 @@ bool is_runnable(const PlanningContext& ctx, const PlanningConfig& config, const
   } catch (const Error&) {
     return false;
   }
+}
+
+std::string gib(int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
+  return text;
 }
 
 }  // namespace kvplan::compact

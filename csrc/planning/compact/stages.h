@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "kvplan/compact.h"
@@ -32,5 +33,8 @@ GroupingPoint evaluate(const PlanningContext& ctx, const PlanningConfig& config,
 /// Whether vLLM's checks accept the groups: layout, placement on every stage, block sizes.
 bool is_runnable(const PlanningContext& ctx, const PlanningConfig& config, const Stages& stages,
                  const KVCacheGroups& groups);
+
+/// Bytes as notices print them, e.g. "1.25 GiB".
+std::string gib(int64_t bytes);
 
 }  // namespace kvplan::compact

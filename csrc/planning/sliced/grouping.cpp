@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdio>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -319,12 +318,6 @@ SlicedPoint evaluate_slices(const PlanningContext& ctx, const PlanningConfig& co
   return p;
 }
 
-std::string gib(int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
-  return text;
-}
-
 std::string list(const std::vector<int64_t>& numbers) {
   std::string text;
   for (int64_t n : numbers) text += (text.empty() ? "" : ", ") + std::to_string(n);
@@ -391,11 +384,12 @@ std::string describe(const Sliced& s, int64_t length) {
   std::string text = "Sliced grouping: " + std::to_string(s.point.num_groups) +
                      " groups, blocks of " + std::to_string(s.point.bytes_per_block) +
                      " bytes cut into " + list(s.point.slices) + " slices; a request of " +
-                     std::to_string(length) + " tokens takes " + gib(s.point.request_bytes) +
-                     ", without padding " + gib(s.lower_bound_bytes);
+                     std::to_string(length) + " tokens takes " +
+                     compact::gib(s.point.request_bytes) + ", without padding " +
+                     compact::gib(s.lower_bound_bytes);
   if (s.vllm) {
     text += ", with vLLM's own " + std::to_string(s.vllm->point.num_groups) + " groups " +
-            gib(s.vllm->point.request_bytes);
+            compact::gib(s.vllm->point.request_bytes);
   }
   return text + ".";
 }
