@@ -24,7 +24,7 @@ from kvplan.cli.param_types import (
     Parsed,
     parse_weights,
 )
-from kvplan.cli.preset import preset_text, use_preset
+from kvplan.cli.preset import print_preset_if_asked, use_preset
 from kvplan.cli.question import ModelQuestion, Question, RequestQuestion
 
 if TYPE_CHECKING:
@@ -194,6 +194,13 @@ PRESET_OPTIONS = (
 )
 
 
+def preset_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--preset`` and ``--print-config``."""
+    for option in reversed(PRESET_OPTIONS):
+        function = option(function)
+    return function
+
+
 def deployment_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command MODEL, ``--request`` and all options of a deployment."""
     for option in reversed((*PLANNER_OPTIONS, *MODEL_OPTIONS)):
@@ -219,10 +226,7 @@ def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Quest
     Raises:
         BadInput: They contradict each other, or say too little.
     """
-    if values["print_config"]:
-        ctx = click.get_current_context()
-        click.echo(preset_text(ctx))
-        ctx.exit(0)
+    print_preset_if_asked(values["print_config"])
     if values["request_file"] is not None:
         return _request_question(values)
     if values["model"] is None:

@@ -34,7 +34,7 @@ def _read(command: click.Command, path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not a TOML file: {error}") from None
-    by_key = {_key(parameter): parameter.name or "" for parameter in _parameters(command)}
+    by_key = {_key(parameter): parameter for parameter in _parameters(command)}
     defaults = {}
     for key, value in values.items():
         if key not in by_key:
@@ -42,19 +42,29 @@ def _read(command: click.Command, path: Path) -> dict[str, Any]:
                 f"{path}: there is no option {key!r}.{did_you_mean(key, by_key)} "
                 f"Known: {', '.join(by_key)}"
             )
-        if isinstance(value, list):
+        parameter = by_key[key]
+        if parameter.nargs == -1:
+            value = value if isinstance(value, list) else [value]
+        elif isinstance(value, list):
             value = ",".join(map(str, value))
-        defaults[by_key[key]] = value
+        defaults[parameter.name or ""] = value
     return defaults
 
 
-def preset_text(ctx: click.Context) -> str:
-    """The options given, as a preset."""
+def print_preset_if_asked(print_config: bool) -> None:
+    """What ``--print-config`` does: print the options given as a preset, and end the command."""
+    if print_config:
+        ctx = click.get_current_context()
+        click.echo(_preset_text(ctx))
+        ctx.exit(0)
+
+
+def _preset_text(ctx: click.Context) -> str:
     lines = []
     for parameter in _parameters(ctx.command):
         source = ctx.get_parameter_source(parameter.name or "")
         value = ctx.params.get(parameter.name or "")
-        if value is None or source is click.core.ParameterSource.DEFAULT:
+        if value in (None, ()) or source is click.core.ParameterSource.DEFAULT:
             continue
         lines.append(f"{_key(parameter)} = {_toml(parameter, value)}")
     return "\n".join(lines)
@@ -70,13 +80,15 @@ def _key(parameter: click.Parameter) -> str:
 
 
 def _toml(parameter: click.Parameter, value: Any) -> str:
+    if parameter.nargs == -1:
+        return json.dumps([str(v) for v in value])
     if isinstance(value, dict):
         inside = ", ".join(f"{json.dumps(k)} = {_toml(parameter, v)}" for k, v in value.items())
         return f"{{ {inside} }}"
     if isinstance(value, (bool, int, float)) and parameter.name not in ("weights", "overhead"):
         return json.dumps(value)
     if parameter.name in ("memory", "weights", "overhead") and not isinstance(value, str):
-        sizes = value if isinstance(value, tuple) else (value,)
+        sizes = value if isinstance(value, (tuple, list)) else (value,)
         return json.dumps(",".join(map(format_exact_size, sizes)))
     if isinstance(value, (tuple, list)):
         return json.dumps(",".join(map(str, value)))

@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from kvplan.cli import value_lists
-from kvplan.cli.deployment_options import GROUPINGS
+from kvplan.cli.deployment_options import GROUPINGS, preset_options
 from kvplan.cli.failures import FITS, INTERRUPTED, BadInput
 from kvplan.cli.param_types import Name, Parsed
 from kvplan.cli.pictures import HELP, check_picture, write_picture
+from kvplan.cli.preset import print_preset_if_asked
 from kvplan.cli.suggestions import did_you_mean
 
 EPILOG = """\b
@@ -77,15 +78,18 @@ def _plotted() -> Sequence[str]:
 )
 @click.option("-j", "--jobs", type=click.IntRange(1, 1024), help="Processes; default: all cores.")
 @click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
+@preset_options
 def command(
     output: Path | None,
     plot: Path | None,
     plot_column: str,
     jobs: int | None,
     quiet: bool,
+    print_config: bool,
     **values: Any,
 ) -> int:
     """Plan every combination of the given values for MODELS."""
+    print_preset_if_asked(print_config)
     from kvplan.cli.progress import ProgressBar
     from kvplan.cli.row_writers import RowWriter
     from kvplan.cli.sweep_grid import COLUMN_TYPES

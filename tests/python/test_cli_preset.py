@@ -49,6 +49,28 @@ def test_several_sizes(tmp_path):
     assert [w["available_bytes"] >> 30 for w in answer["workers"]] == [80, 60]
 
 
+def test_sweep(tmp_path):
+    preset = tmp_path / "preset.toml"
+    preset.write_text(
+        'models = ["gemma-3-27b", "gpt-oss-120b"]\nmemory = ["40GiB", "60GiB"]\ntp = [1, 2]\n'
+        'max-model-len = "8K:16K:8K"\nquiet = true\njobs = 1\n'
+    )
+    rows = run("sweep", "--preset", preset).stdout
+    asked = ("--memory", "40GiB,60GiB", "--tp", "1,2", "--max-model-len", "8K:16K:8K")
+    assert rows == run("sweep", "gemma-3-27b", "gpt-oss-120b", *asked, "--quiet", "-j", "1").stdout
+    assert len(rows.splitlines()) == 1 + 2 * 2 * 2 * 2
+    printed = run("sweep", "--preset", preset, "--print-config")
+    assert printed.exit_code == FITS, printed.stderr
+    again = tmp_path / "again.toml"
+    again.write_text(printed.stdout)
+    assert run("sweep", "--preset", again).stdout == rows
+    fewer = run("sweep", "gemma-3-27b", "--preset", preset, "--tp", "4").stdout.splitlines()
+    assert len(fewer) == 1 + 2 * 2
+    assert all(row.startswith("gemma-3-27b,4,") for row in fewer[1:])
+    preset.write_text('models = "gemma-3-27b"\nmemory = "40GiB"\n')
+    assert len(run("sweep", "--preset", preset, "--quiet").stdout.splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
