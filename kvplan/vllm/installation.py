@@ -75,6 +75,13 @@ def _read_grouping() -> dict[str, Any]:
             f"KVPLAN_GROUPING={grouping!r} is ignored: vLLM can run 'vllm' and 'compact'",
         )
         return {}
+    if not _flag("KVPLAN_VLLM_FLOW", default=True):
+        report.once(
+            logging.WARNING,
+            "KVPLAN_GROUPING='compact' is ignored: KVPLAN_VLLM_FLOW=0 leaves planning to vLLM, "
+            "whose builder is not told which layers share a pipeline stage",
+        )
+        return {}
     chosen: dict[str, Any] = {"grouping": "compact"}
     most = os.environ.get("KVPLAN_MAX_GROUPS", "")
     if most:

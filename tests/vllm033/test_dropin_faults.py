@@ -337,6 +337,15 @@ def test_the_flow_can_be_left_to_vllm(monkeypatch):
     assert type(ORIGINAL_RESOLVER(None)).__name__ == "KvplanKVCacheConfigBuilder"
 
 
+def test_compact_grouping_needs_the_flow(monkeypatch, warnings):
+    monkeypatch.setenv("KVPLAN_VLLM_FLOW", "0")
+    monkeypatch.setenv("KVPLAN_GROUPING", "compact")
+    kvplan.vllm.install()
+    (line,) = warnings()
+    assert "KVPLAN_GROUPING='compact' is ignored: KVPLAN_VLLM_FLOW=0" in line
+    assert_vllms_plan()
+
+
 def test_import_sites_are_replaced_and_restored():
     before = planning.get_kv_cache_configs
     importer = type(sys)("an_importer_of_the_function")
