@@ -43,6 +43,7 @@ class Model {
   /// The points that nothing beats, vLLM's among them where it is one.
   std::vector<GroupingPoint> points() const {
     std::vector<GroupingPoint> points;
+    points.reserve(result_.points.size());
     for (const PackedPoint& p : result_.points) {
       points.push_back({.num_groups = p.num_groups,
                         .max_layers_per_group = max_layers_per_group(buckets_, p),
@@ -198,6 +199,7 @@ class Model {
     buckets_ = make_buckets(ctx_, config_, staged, stages_.count, drafts_may_split());
     for (Bucket& b : buckets_) {
       std::vector<std::vector<KVCacheSpec>> choices;
+      choices.reserve(b.specs.size());
       for (SpecId id : b.specs) choices.push_back(choices_of(ctx_.spec(id), page));
       if (std::any_of(choices.begin(), choices.end(), [](const auto& c) { return c.empty(); })) {
         return false;

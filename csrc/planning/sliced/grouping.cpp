@@ -201,6 +201,7 @@ class Model {
       int64_t common_block = 1;
       for (SpecId id : b.specs) common_block = common_multiple(common_block, id);
       std::vector<std::vector<KVCacheSpec>> choices;
+      choices.reserve(b.specs.size());
       for (SpecId id : b.specs) choices.push_back(choices_of(ctx_.spec(id), common_block));
       keep_small_blocks(choices);
       compact::set_options(ctx_, config_, b, choices);
