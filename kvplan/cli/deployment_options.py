@@ -49,13 +49,24 @@ def _kv_cache_dtypes() -> Sequence[str]:
 #: Options of `ModelOptions`, which change the specs of a model.
 MODEL_OPTIONS = (
     click.option(
-        "--tp", "tensor_parallel_size", type=POSITIVE, default=1, help="Tensor parallel ranks."
+        "--tp",
+        "--tensor-parallel-size",
+        "tensor_parallel_size",
+        type=POSITIVE,
+        default=1,
+        help="Tensor parallel ranks.",
     ),
     click.option(
-        "--pp", "pipeline_parallel_size", type=POSITIVE, default=1, help="Pipeline stages."
+        "--pp",
+        "--pipeline-parallel-size",
+        "pipeline_parallel_size",
+        type=POSITIVE,
+        default=1,
+        help="Pipeline stages.",
     ),
     click.option(
         "--dcp",
+        "--decode-context-parallel-size",
         "decode_context_parallel_size",
         type=POSITIVE,
         default=1,
@@ -111,6 +122,8 @@ MODEL_OPTIONS = (
 PLANNER_OPTIONS = (
     click.option(
         "--memory",
+        "--kv-cache-memory-bytes",
+        "memory",
         type=SIZES,
         help="Memory for the KV cache of each GPU: 60GiB, 80GB, 64e9 (bytes). Several sizes with "
         "commas: one per pipeline stage, or one per GPU.",

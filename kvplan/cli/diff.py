@@ -23,7 +23,8 @@ Examples:
 
 \b
 A side is what one would give to 'kvplan plan': a model with options, in quotes; a recorded
-request; or, for B, only the options that differ from A. Options after B are for both.
+request; or, for B, only the options that differ from A. Options after B are for both;
+--json is one of them, and prints both sides as JSON.
 
 Exit codes: 0 both fit, 1 one does not fit, 2 the input is wrong.
 """
@@ -46,12 +47,27 @@ def command(sides: tuple[str, ...]) -> int:
         from kvplan.cli.render_diff import render_diff
         from kvplan.cli.terminal import make_console
 
-        render_diff(make_console(), *pair)
+        render_diff(make_console(), *pair, _headers(pair, a, b))
     for given, plan in pair:
         if isinstance(plan, kvplan.NotEnoughMemory):
             click.echo(f"kvplan: {given.label} does not fit: {str(plan).strip()}", err=True)
     fits = all(isinstance(plan, kvplan.Plan) for _, plan in pair)
     return FITS if fits else DOES_NOT_FIT
+
+
+def _headers(
+    pair: Sequence[tuple[PlannerInput, Any]], a: Sequence[str], b: Sequence[str]
+) -> tuple[str, str]:
+    """What the columns are called; with the options of each side where the models are the same."""
+    labels = pair[0][0].label, pair[1][0].label
+    if labels[0] != labels[1]:
+        return labels
+    common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+    common = min(len(a), len(b)) if common is None else common
+    if any(side[common:] and not side[common].startswith("-") for side in (a, b)):
+        common -= 1  # the option whose values differ
+    own_a, own_b = (shlex.join(side[common:]) for side in (a, b))
+    return f"{labels[0]}\n{own_a}".rstrip(), f"{labels[1]}\n{own_b}".rstrip()
 
 
 def _split(texts: Sequence[str]) -> tuple[list[str], list[str], list[str]]:

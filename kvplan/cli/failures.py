@@ -72,7 +72,7 @@ def _describe(error: Exception) -> tuple[str, int]:
 
 
 def _usage(error: click.UsageError) -> str:
-    message = error.format_message().strip()
+    message = " ".join(error.format_message().split())
     message = message if message.endswith((".", "?", "!")) else message + "."
     if error.ctx is None:
         return message

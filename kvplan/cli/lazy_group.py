@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kvplan.cli.commands import COMMANDS
-from kvplan.cli.failures import report_failure
+from kvplan.cli.failures import BAD_INPUT, report_failure
 from kvplan.cli.suggestions import did_you_mean
 
 
@@ -50,6 +50,9 @@ class LazyGroup(click.Group):
         kwargs["standalone_mode"] = False
         try:
             result = super().main(*args, **kwargs)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            sys.exit(BAD_INPUT)
         except Exception as error:
             sys.exit(report_failure(error))
         except KeyboardInterrupt:

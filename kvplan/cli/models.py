@@ -9,6 +9,7 @@ import click
 
 from kvplan.cli.failures import FITS
 from kvplan.cli.sizes import format_size
+from kvplan.cli.tables import Column, FittingTable
 
 EPILOG = """\b
 Examples:
@@ -59,16 +60,16 @@ def _row(name: str) -> dict[str, Any]:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from kvplan.cli.terminal import make_console
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("model", no_wrap=True)
-    table.add_column("architecture", no_wrap=True)
-    for name in ("caches", "groups", "context", "per token", "fixed"):
-        table.add_column(name, justify="right", no_wrap=True)
+    numbers = ("caches", "groups", "context", "per token", "fixed")
+    table = FittingTable(
+        [
+            Column("model", words=True),
+            Column("architecture", words=True, breaks_words=True),
+            *map(Column, numbers),
+        ]
+    )
     for row in rows:
         table.add_row(
             row["name"],
@@ -78,7 +79,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
             format_size(row["fixed_bytes_per_request"]),
         )
     console = make_console()
-    console.print(table)
+    table.print(console)
     console.print(
         "Bytes of one request on one GPU, with vLLM's defaults. A config.json of any known "
         "architecture can be planned, too: 'kvplan models --architectures'."

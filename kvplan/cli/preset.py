@@ -34,15 +34,17 @@ def _read(command: click.Command, path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not a TOML file: {error}") from None
-    by_key = {_key(parameter): parameter for parameter in _parameters(command)}
+    parameters = _parameters(command)
+    by_key = {_key(parameter): parameter for parameter in parameters}
+    aliases = {o.lstrip("-"): p for p in parameters for o in p.opts if o.startswith("--")}
     defaults = {}
     for key, value in values.items():
-        if key not in by_key:
+        parameter = by_key.get(key) or aliases.get(key)
+        if parameter is None:
             raise BadInput(
                 f"{path}: there is no option {key!r}.{did_you_mean(key, by_key)} "
                 f"Known: {', '.join(by_key)}"
             )
-        parameter = by_key[key]
         if parameter.nargs == -1:
             value = value if isinstance(value, list) else [value]
         elif isinstance(value, list):
@@ -75,8 +77,9 @@ def _parameters(command: click.Command) -> list[click.Parameter]:
 
 
 def _key(parameter: click.Parameter) -> str:
-    """The option's long name without dashes, e.g. ``kv-cache-dtype``; ``model``."""
-    return max(parameter.opts, key=len).lstrip("-")
+    """The option's first long name without dashes, e.g. ``kv-cache-dtype``; ``model``."""
+    long = (name for name in parameter.opts if name.startswith("--"))
+    return next(long, parameter.opts[0]).lstrip("-")
 
 
 def _toml(parameter: click.Parameter, value: Any) -> str:

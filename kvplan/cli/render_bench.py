@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from kvplan.bench.measure import show_ratio, show_seconds
 from kvplan.bench.report import Report, Row, ratios
 from kvplan.cli.sizes import format_size
+from kvplan.cli.tables import Column, FittingTable
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 TITLES = {
     "planning": "Planning an engine: specs in, every worker's plan out",
@@ -35,14 +35,11 @@ def render_bench(console: Console, report: Report) -> None:
         if rows:
             console.print()
             console.print(title, markup=False)
-            console.print(_table(rows))
+            _table(rows).print(console)
 
 
 def render_comparison(console: Console, new: Report, old: Report) -> None:
     """How many times as fast each row is as in the earlier run."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     console.print()
     console.print("Faster than before by", markup=False)
     for key in ("processor", "cores", "python", "kvplan", "vllm"):
@@ -51,14 +48,11 @@ def render_comparison(console: Console, new: Report, old: Report) -> None:
             console.print(f"{key}: before {a}, now {b}", markup=False)
     found = ratios(new, old)
     sides = list(dict.fromkeys(side for _, by_side in found for side in by_side))
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("work", no_wrap=True)
-    for side in sides:
-        table.add_column(side, justify="right")
+    table = FittingTable([Column("work", words=True), *map(Column, sides)])
     for row, by_side in found:
         cells = [f"{by_side[side]:.2f}x" if side in by_side else "" for side in sides]
         table.add_row(_name(row), *cells)
-    console.print(table)
+    table.print(console)
     if len(found) < len(new.rows):
         console.print(f"{len(new.rows) - len(found)} rows are not in the earlier run")
 
@@ -67,21 +61,18 @@ def _name(row: Row) -> str:
     return row.name if row.workers is None else f"{row.work} {row.name}, {row.workers:,} workers"
 
 
-def _table(rows: list[Row]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
+def _table(rows: list[Row]) -> FittingTable:
     has_workers = rows[0].workers is not None
     sides = list(dict.fromkeys(side for row in rows for side in row.seconds))
     remembering = list(dict.fromkeys(side for row in rows for side in row.peak_bytes))
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("", no_wrap=True)
-    if has_workers:
-        table.add_column("workers", justify="right")
-    for side in sides:
-        table.add_column(side, justify="right")
-    for side in remembering:
-        table.add_column(f"memory, {side}", justify="right")
+    table = FittingTable(
+        [
+            Column("", words=True),
+            *([Column("workers")] if has_workers else []),
+            *map(Column, sides),
+            *(Column(f"memory, {side}") for side in remembering),
+        ]
+    )
     for row in rows:
         cells = [row.name]
         if has_workers:

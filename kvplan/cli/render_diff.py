@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import kvplan
 from kvplan.cli.question import PlannerInput
 from kvplan.cli.sizes import format_size
+from kvplan.cli.tables import Column, FittingTable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +22,8 @@ class Row(NamedTuple):
     name: str
     value: Callable[[PlannerInput, kvplan.Plan], Any]
     write: Callable[[Any], str]
+    #: Left out where both sides have this value.
+    usual: Any = ""
 
 
 def _number(value: float) -> str:
@@ -35,7 +38,8 @@ def _slices(plan: kvplan.Plan) -> str:
 ROWS = (
     Row("groups", lambda given, plan: len(plan.groups), _number),
     Row("layers", lambda given, plan: sum(g.num_layers for g in plan.groups), _number),
-    Row("slices", lambda given, plan: _slices(plan), str),
+    Row("grouping", lambda given, plan: plan.config.grouping, str, usual="vllm"),
+    Row("slices", lambda given, plan: _slices(plan), str, usual="-"),
     Row("block", lambda given, plan: plan.bytes_per_block, format_size),
     Row("blocks", lambda given, plan: plan.num_blocks, _number),
     Row("context", lambda given, plan: plan.max_model_len, _number),
@@ -51,35 +55,28 @@ ROWS = (
     Row("layout", lambda given, plan: plan.config.kv_cache_layout, str),
     Row("TP", lambda given, plan: plan.config.tensor_parallel_size, _number),
     Row("PP", lambda given, plan: plan.config.pipeline_parallel_size, _number),
+    Row("DCP", lambda given, plan: plan.config.decode_context_parallel_size, _number, usual=1),
     Row("memory", lambda given, plan: min(given.available_memory), format_size),
     Row("KV cache dtype", lambda given, plan: given.facts.get("KV cache dtype", "-"), str),
     Row("backends", lambda given, plan: given.facts.get("attention backends", "-"), str),
 )
 
 
-def render_diff(console: Console, a: Side, b: Side) -> None:
-    """Print the two plans; what is equal is dimmed."""
-    from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for label in (a[0].label, b[0].label):
-        table.add_column(escape(label), justify="right")
-    table.add_column("change", justify="right", no_wrap=True)
+def render_diff(console: Console, a: Side, b: Side, headers: tuple[str, str]) -> None:
+    """Print the two plans under their headers; what is equal is dimmed."""
+    table = FittingTable([Column("", words=True), *map(Column, headers), Column("change")])
     for row in ROWS:
         values = [_value(row, side) for side in (a, b)]
-        if row.name == "slices" and set(values) <= {"-", None}:
+        if set(values) <= {row.usual, None}:
             continue
         texts = ["does not fit" if value is None else row.write(value) for value in values]
         table.add_row(
             row.name,
-            *map(escape, texts),
+            *texts,
             change(*values),
             style="dim" if texts[0] == texts[1] else "",
         )
-    console.print(table)
+    table.print(console)
 
 
 def _value(row: Row, side: Side) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvplan.cli.sizes import format_size
+from kvplan.cli.tables import Column, FittingTable
 from kvplan.frontier import STEP_SECONDS_PER_GROUP
 
 if TYPE_CHECKING:
@@ -33,26 +34,20 @@ def render_frontier(
     memory: int | None,
 ) -> None:
     """Print the table and what follows from it; with `memory` (bytes), the tokens it holds."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     columns = ["groups", "layers", "block", "request", "padding", "tokens vs vLLM"]
     if memory is not None:
         columns.append("tokens")
     columns.append("step*")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("")
+    table = FittingTable([*map(Column, columns), Column("grouping", words=True)])
     for point in _with_vllm(curve):
         tokens = None if memory is None else tokens_in_memory(curve, point, memory)
         table.add_row(*_cells(curve, point, tokens), _mark(curve, point))
     if sliced is not None:
         table.add_section()
         tokens = None if memory is None else sliced_tokens_in_memory(curve, sliced, memory)
-        table.add_row(*_cells(curve, sliced, tokens), "grouping=sliced")
+        table.add_row(*_cells(curve, sliced, tokens), "sliced")
     console.print(f"{label}: one request of {curve.reference_model_len:,} tokens", markup=False)
-    console.print(table)
+    table.print(console)
     console.print(
         f"Without any padding a request takes {format_size(curve.lower_bound_bytes)}. "
         + (
@@ -111,5 +106,5 @@ def _mark(curve: Frontier, point: GroupingPoint) -> str:
         marks.append("vLLM")
     chosen = curve.chosen
     if (point.num_groups, point.request_bytes) == (chosen.num_groups, chosen.request_bytes):
-        marks.append("grouping=compact")
+        marks.append("compact")
     return ", ".join(marks)

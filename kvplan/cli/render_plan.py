@@ -9,6 +9,7 @@ from kvplan.cli.group_rows import GroupRow, group_rows, held_bytes, is_sliced
 from kvplan.cli.knobs import Knob
 from kvplan.cli.question import PlannerInput
 from kvplan.cli.sizes import format_size
+from kvplan.cli.tables import Column, FittingTable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,29 +22,28 @@ def render_plan(
     """Print the plan."""
     console.print(_title(given, plan))
     if plan.groups:
-        console.print(group_table(plan))
+        group_table(plan).print(console)
     console.print(_facts(given, plan, knobs))
     for warning in plan.warnings:
         console.print(f"Warning: {warning}", style="yellow", markup=False)
 
 
-def group_table(plan: kvplan.Plan) -> Table:
+def group_table(plan: kvplan.Plan) -> FittingTable:
     """One row per group, or per run of groups alike."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("group", justify="right", no_wrap=True)
-    table.add_column("layers", justify="right", no_wrap=True)
-    table.add_column("kind")
-    table.add_column("block", justify="right", no_wrap=True)
     sliced = is_sliced(plan)
-    if sliced:
-        table.add_column("slices", justify="right", no_wrap=True)
-    table.add_column("page", justify="right", no_wrap=True)
-    table.add_column("padding", justify="right", no_wrap=True)
-    table.add_column("blocks/request", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
+    table = FittingTable(
+        [
+            Column("group"),
+            Column("layers"),
+            Column("kind", words=True),
+            Column("block"),
+            *([Column("slices")] if sliced else []),
+            Column("page"),
+            Column("padding"),
+            Column("blocks/request"),
+            Column("share"),
+        ]
+    )
     held = held_bytes(plan)
     for row in group_rows(plan):
         padding = row.padding_bytes / row.slice_bytes if row.slice_bytes else 0
@@ -94,6 +94,7 @@ def _title(given: PlannerInput, plan: kvplan.Plan) -> str:
 
 
 def _facts(given: PlannerInput, plan: kvplan.Plan, knobs: list[Knob]) -> Table:
+
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 2))

@@ -7,6 +7,9 @@ from decimal import Decimal, InvalidOperation, Overflow
 
 MAX_BYTES = 2**63 - 1
 
+#: Fewer bytes than this need a unit: whoever writes ``--memory 40`` means 40 GiB.
+_LEAST_WITHOUT_UNIT = 2**20
+
 _BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
 _SIZE = re.compile(r"\s*([0-9._+-]+(?:e[+-]?[0-9]+)?|[+-]?(?:nan|inf(?:inity)?))\s*(.*?)\s*", re.I)
@@ -20,7 +23,8 @@ def parse_size(text: str) -> int:
     vLLM's ``--kv-cache-memory-bytes``.
 
     Raises:
-        ValueError: It is not a size of at least one byte and below 2**63.
+        ValueError: It is not a size of at least one byte and below 2**63, or a number below 2**20
+            without a unit.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -41,6 +45,11 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{text!r} is less than one byte; {_EXAMPLES}")
     if value > MAX_BYTES:
         raise ValueError(f"{text!r} is more than 2**63 - 1 bytes; {_EXAMPLES}")
+    if not unit and value < _LEAST_WITHOUT_UNIT:
+        raise ValueError(
+            f"{text!r} without a unit is so many bytes; write e.g. {number}GiB, or {number}B if "
+            "bytes are meant"
+        )
     return int(value)
 
 
@@ -70,7 +79,7 @@ def format_exact_size(num_bytes: int) -> str:
     for name, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if num_bytes >= factor and num_bytes % factor == 0:
             return f"{num_bytes // factor}{name}"
-    return str(num_bytes)
+    return f"{num_bytes}B"
 
 
 def format_enough(num_bytes: int) -> str:
@@ -79,7 +88,7 @@ def format_enough(num_bytes: int) -> str:
         if num_bytes >= factor:
             hundredths = -(-num_bytes * 100 // factor)
             return f"{hundredths / 100:.10g}{name}"
-    return str(num_bytes)
+    return f"{num_bytes}B"
 
 
 def _digits(value: float) -> str:

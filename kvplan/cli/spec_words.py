@@ -16,7 +16,7 @@ def spec_words(spec: Any) -> str:
         case "MLAAttentionSpec":
             ratio = spec.tokens_per_state
             what = "indexer" if spec.cache_role.name == "INDEXER" else "MLA"
-            return f"{what}, 1 of {ratio} tokens" if ratio != 1 else what
+            return f"{what}, {ratio} tokens a state" if ratio != 1 else what
         case "SlidingWindowSpec":
             return f"sliding window of {spec.sliding_window:,}"
         case "SlidingWindowMLASpec":

@@ -117,7 +117,8 @@ def snapshot_directory(directory: Path) -> Path:
 
 def _not_found(name: str) -> str:
     known = builtin_models()
-    near = difflib.get_close_matches(name.lower(), known, n=1)
+    typed = name.lower()
+    near = [k for k in known if typed in k] or difflib.get_close_matches(typed, known, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     return (
         f"no such model {name!r}: neither a file or directory nor a built-in name nor a Hub id "

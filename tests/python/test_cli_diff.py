@@ -63,3 +63,17 @@ def test_bad_input(args, word):
     assert result.exit_code == BAD_INPUT
     assert word in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_headers_say_what_differs():
+    table = run("diff", "gemma-3-27b", "--grouping compact", "--memory", "30GiB").stdout
+    assert "--grouping compact" in table
+    assert [line.split() for line in table.splitlines() if line.startswith(" grouping")] == [
+        ["grouping", "vllm", "compact", "differs"]
+    ]
+    table = run("diff", "gemma-3-27b --tp 1", "gemma-3-27b --tp 2", "--memory", "30GiB").stdout
+    assert "--tp 1 " in table
+    assert "--tp 2 " in table
+    two_models = run("diff", "gemma-3-27b --tp 1", "llama-3.1-70b", "--memory", "60GiB").stdout
+    assert "--tp" not in two_models
+    assert "grouping" not in two_models

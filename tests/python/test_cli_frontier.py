@@ -41,7 +41,7 @@ def test_memory_adds_the_tokens_of_the_plan():
 def test_the_table_marks_both_points():
     lines = run("frontier", "gemma-3-27b").stdout.splitlines()
     (vllm,) = [line for line in lines if line.rstrip().endswith(" vLLM")]
-    (chosen,) = [line for line in lines if line.rstrip().endswith("grouping=compact")]
+    (chosen,) = [line for line in lines if line.rstrip().endswith(" compact")]
     assert vllm.split()[:2] == ["7", "10"]
     assert chosen.split()[:2] == ["13", "5"]
 

@@ -77,6 +77,34 @@ def test_json_holds_the_plan():
     assert sum(g["pages_per_request"] for g in answer["groups"]) == answer["request_blocks"]
 
 
+def test_vllms_long_names_are_taken():
+    vllm = ("--tensor-parallel-size", "4", "--pipeline-parallel-size", "2")
+    memory = ("--kv-cache-memory-bytes", "10GiB")
+    short = ("--tp", "4", "--pp", "2", "--memory", "10GiB")
+    answers = [run("plan", "llama-3.1-70b", *o, "--json") for o in ((*vllm, *memory), short)]
+    assert answers[0].exit_code == FITS, answers[0].stderr
+    assert answers[0].stdout == answers[1].stdout
+
+
+def test_a_memory_without_a_unit_is_questioned():
+    result = run("plan", "llama-3.1-70b", "--memory", "40")
+    assert result.exit_code == BAD_INPUT
+    assert "40GiB" in result.stderr
+    assert "40B if bytes are meant" in result.stderr
+
+
+def test_no_command_shows_the_help():
+    result = run()
+    assert result.exit_code == BAD_INPUT
+    assert result.stderr.startswith("Usage: ")
+
+
+def test_a_models_family_finds_the_model():
+    result = run("plan", "llama", "--memory", "40GiB")
+    assert result.exit_code == BAD_INPUT
+    assert "Did you mean llama-3.1-70b?" in result.stderr
+
+
 def test_the_knob_keeps_its_promise():
     answer = json.loads(run(*GEMMA, "--json").stdout)
     assert answer["knobs"]

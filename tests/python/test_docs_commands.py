@@ -82,19 +82,26 @@ def test_every_option_of_every_command_is_documented():
 
 
 @pytest.mark.parametrize(
-    ("name", "command"),
+    ("page", "name", "command"),
     [
-        ("map-gemma-3-27b.svg", "map gemma-3-27b --memory 60GiB -o {}"),
+        ("cli.md", "map-gemma-3-27b.svg", "map gemma-3-27b --memory 60GiB -o {}"),
+        ("concepts.md", "frontier-deepseek-v4-flash.svg", "frontier deepseek-v4-flash --plot {}"),
         (
+            "sliced.md",
+            "map-deepseek-v4.1-flash-sliced.svg",
+            "map deepseek-v4.1-flash --tp 4 --memory 4GiB --grouping sliced -o {}",
+        ),
+        (
+            "cli.md",
             "sweep-gemma-3-27b.svg",
             "sweep gemma-3-27b --memory 40GiB --max-model-len 8K:128K:8K --grouping vllm,compact "
             "--kv-cache-dtype auto,fp8 --quiet --plot {}",
         ),
     ],
 )
-def test_pictures_are_what_the_page_says(tmp_path, name, command):
-    text = (DOCS / "cli.md").read_text()
-    assert command.partition(" --quiet")[0].partition(" -o")[0] in text
+def test_pictures_are_what_the_page_says(tmp_path, page, name, command):
+    text = (DOCS / page).read_text()
+    assert re.split(" --quiet| -o| --plot {}", command)[0] in text
     assert f"](images/{name})" in text
     result = run(*command.format(tmp_path / name).split())
     assert result.exit_code == 0, result.stderr

@@ -1,0 +1,130 @@
+"""Tables that never cut a value short, however narrow the terminal is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+#: Columns between two cells, in the order in which they are tried.
+_GAPS = (3, 2, 1)
+#: Longer words of headers, and of columns that break words, are broken as the last resort.
+_LONGEST_WORD = 14
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: numbers keep their width, words and headers wrap.
+
+    Attributes:
+        header: What stands above it.
+        words: Whether it holds words, not numbers.
+        breaks_words: Whether long ones may be broken.
+    """
+
+    header: str
+    words: bool = False
+    breaks_words: bool = False
+
+
+@dataclass
+class FittingTable:
+    """Rows of text under columns, printed in the width that there is.
+
+    Where it is too narrow, words wrap first, then headers, then the gaps shrink. A table that is
+    too wide even so is printed in full, and the terminal breaks its lines.
+    """
+
+    columns: Sequence[Column]
+    rows: list[Sequence[str]] = field(default_factory=list)
+    styles: list[str] = field(default_factory=list)
+    sections: set[int] = field(default_factory=set)
+
+    def add_row(self, *cells: str, style: str = "") -> None:
+        """A row of as many cells as there are columns."""
+        self.rows.append(cells)
+        self.styles.append(style)
+
+    def add_section(self) -> None:
+        """A gap before the next row."""
+        self.sections.add(len(self.rows))
+
+    def print(self, console: Console) -> None:
+        """Print it."""
+        for gap in _GAPS:
+            headers = [c.header if gap == _GAPS[0] else _broken(c.header) for c in self.columns]
+            widths = self._widths(headers, gap, console.width)
+            needed = sum(widths) + gap * (len(widths) - 1) + 2  # with a column at both edges
+            if needed <= console.width:
+                break
+        else:
+            console = _wider(console, needed)
+        console.print(self._table(headers, widths, gap))
+
+    def _widths(self, headers: Sequence[str], gap: int, available: int) -> list[int]:
+        """Characters of each column: as many as it needs, and as many of the rest as it likes."""
+        natural, least = [], []
+        longest = _LONGEST_WORD if gap == _GAPS[-1] else available
+        for i, column in enumerate(self.columns):
+            cells = [row[i] for row in self.rows]
+            values = max(map(_width, cells), default=0)
+            natural.append(max(values, _width(headers[i])))
+            header = min(_longest_word([headers[i]]), longest)
+            if column.words:
+                words = _longest_word(cells)
+                values = min(words, longest) if column.breaks_words else words
+            least.append(max(header, values))
+        spare = available - gap * (len(natural) - 1) - 2 - sum(least)
+        for i in range(len(least)):
+            more = max(0, min(spare, natural[i] - least[i]))
+            least[i] += more
+            spare -= more
+        return least
+
+    def _table(self, headers: Sequence[str], widths: Sequence[int], gap: int) -> Table:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text
+
+        # One column between two cells is the box's own.
+        right, left = gap // 2, (gap - 1) // 2
+        table = Table(
+            box=SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, right, 0, left)
+        )
+        for column, header, width in zip(self.columns, headers, widths, strict=True):
+            table.add_column(
+                Text(header),
+                justify="left" if column.words else "right",
+                vertical="top",
+                overflow="fold",
+                width=width,
+            )
+        for i, (row, style) in enumerate(zip(self.rows, self.styles, strict=True)):
+            if i in self.sections:
+                table.add_section()
+            table.add_row(*map(Text, row), style=style)
+        return table
+
+
+def _wider(console: Console, width: int) -> Console:
+    from rich.console import Console
+
+    return Console(file=console.file, width=width, highlight=False, emoji=False)
+
+
+def _longest_word(texts: Sequence[str]) -> int:
+    return max((len(word) for text in texts for word in text.split()), default=0)
+
+
+def _width(cell: str) -> int:
+    return max(map(len, cell.split("\n")))
+
+
+def _broken(header: str) -> str:
+    """A header of several lines: one a word."""
+    return re.sub(r"(?<=[_/])(?=\w)", "\n", header).replace(" ", "\n")
