@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
+from kvplan.cli.line_plot import Axis
+
 if TYPE_CHECKING:
     from kvplan import Frontier, GroupingPoint, SlicedPoint
 
 WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 50
 GIB = 1 << 30
+GROUPS_AXIS = Axis("groups", "{:.0f}".format)
+BYTES_AXIS = Axis("GiB", "{:g}".format)
 
 
 def svg(title: str, curve: Frontier, sliced: SlicedPoint | None = None) -> str:
@@ -33,26 +37,31 @@ def svg(title: str, curve: Frontier, sliced: SlicedPoint | None = None) -> str:
     def text(px: float, py: float, words: str, anchor: str = "middle") -> str:
         return f'<text x="{px:.1f}" y="{py:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
+    def label(px: float, py: float, words: str) -> str:
+        is_right = px > WIDTH * 0.8
+        return text(px - 8 if is_right else px + 8, py - 8, words, "end" if is_right else "start")
+
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'width="{WIDTH}" height="{HEIGHT}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         text(WIDTH / 2, 20, f"{title}: one request of {curve.reference_model_len:,} tokens"),
-        text(WIDTH / 2, HEIGHT - 12, "groups"),
-        text(LEFT - 8, TOP - 8, "GiB", "end"),
+        text(WIDTH / 2, HEIGHT - 12, GROUPS_AXIS.name),
+        text(LEFT - 8, TOP - 8, BYTES_AXIS.name, "end"),
         f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" stroke="black" fill="none"/>',
     ]
-    for i in range(5):
-        gib = top * i / 4
-        parts.append(text(LEFT - 8, y(gib) + 4, f"{gib:.3g}", "end"))
-        groups = round(most_groups * i / 4)
-        parts.append(text(x(groups), HEIGHT - BOTTOM + 16, str(groups)))
+    for gib in BYTES_AXIS.ticks(top):
+        if gib <= top:
+            parts.append(text(LEFT - 8, y(gib) + 4, BYTES_AXIS.words(gib), "end"))
+    for groups in GROUPS_AXIS.ticks(most_groups):
+        if groups <= most_groups and groups == int(groups):
+            parts.append(text(x(groups), HEIGHT - BOTTOM + 16, GROUPS_AXIS.words(groups)))
     parts.append(
         f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(bound):.1f}" y2="{y(bound):.1f}" '
         'stroke="grey" stroke-dasharray="4 4"/>'
     )
-    parts.append(text(WIDTH - RIGHT, y(bound) + 14, "no padding", "end"))
+    parts.append(text(LEFT + 6, y(bound) + 14, "no padding", "start"))
     # A step for each point: with a few groups more, nothing changes until the next.
     steps = ""
     for p in curve.points:
@@ -64,10 +73,12 @@ def svg(title: str, curve: Frontier, sliced: SlicedPoint | None = None) -> str:
             f'<circle cx="{x(p.num_groups):.1f}" cy="{y(p.request_bytes / GIB):.1f}" r="3.5" '
             'fill="steelblue"/>'
         )
+    chosen = curve.chosen
     if curve.vllm is not None:
         px, py = x(curve.vllm.num_groups), y(curve.vllm.request_bytes / GIB)
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" fill="darkorange"/>')
-        parts.append(text(px + 8, py - 8, "vLLM", "start"))
+        words = "vLLM, compact" if chosen.is_vllm else "vLLM"
+        parts.append(label(px, py, words))
     if sliced is not None:
         px, py = x(sliced.num_groups), y(sliced.request_bytes / GIB)
         parts.append(
@@ -76,9 +87,10 @@ def svg(title: str, curve: Frontier, sliced: SlicedPoint | None = None) -> str:
         )
         # Below the point, since the curve's own points lie above it.
         parts.append(text(px, py + 22, "sliced"))
-    chosen = curve.chosen
     px, py = x(chosen.num_groups), y(chosen.request_bytes / GIB)
     parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="7" stroke="steelblue" fill="none"/>')
+    if not chosen.is_vllm:
+        parts.append(label(px, py, "compact"))
     parts.append("</svg>")
     return "\n".join(parts) + "\n"
 
