@@ -105,16 +105,18 @@ void kvplan_request_destroy(kvplan_request* request) { delete request; }
 kvplan_status kvplan_request_add_spec(kvplan_request* request, const kvplan_spec* spec,
                                       int32_t* spec_id) {
   return guarded([&] {
+    // Before anything is added: the right side of an assignment comes first.
+    int32_t& id = deref(spec_id, "spec_id");
     const kvplan::KVCacheSpec value = kvplan::c_api::spec_from(deref(spec, "spec"));
-    deref(spec_id, "spec_id") = deref(request, "request").request.add_spec(value).value;
+    id = deref(request, "request").request.add_spec(value).value;
   });
 }
 
 kvplan_status kvplan_request_add_layer(kvplan_request* request, const char* name,
                                        int32_t* layer_id) {
   return guarded([&] {
-    deref(layer_id, "layer_id") =
-        deref(request, "request").request.add_layer_name(&deref(name, "name")).value;
+    int32_t& id = deref(layer_id, "layer_id");
+    id = deref(request, "request").request.add_layer_name(&deref(name, "name")).value;
   });
 }
 

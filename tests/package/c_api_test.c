@@ -140,7 +140,14 @@ static void survives_bad_arguments(void) {
   spec.page_size = 4096;
   REQUIRE(kvplan_request_add_spec(request, &spec, &id) == KVPLAN_INVALID_ARGUMENT);
   spec.custom_class = "PluginSpec";
+  /* A call that cannot say the id adds nothing: the next ids are those after make_request()'s. */
+  REQUIRE(kvplan_request_add_spec(request, &spec, NULL) == KVPLAN_INVALID_ARGUMENT);
+  spec.page_size = 8192;
   REQUIRE(kvplan_request_add_spec(request, &spec, &id) == KVPLAN_OK);
+  REQUIRE(id == 2);
+  REQUIRE(kvplan_request_add_layer(request, "unheard", NULL) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_request_add_layer(request, "heard", &id) == KVPLAN_OK);
+  REQUIRE(id == 6);
   kvplan_request_destroy(request);
   kvplan_request_destroy(NULL);
   kvplan_plan_destroy(NULL);
