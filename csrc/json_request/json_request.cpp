@@ -195,6 +195,10 @@ Json parse(std::string_view text) {
   // nlohmann/json skips a byte order mark, which JSON does not have.
   if (text.starts_with("\xef\xbb\xbf"))
     throw InvalidArgument("not a JSON request: byte order mark");
+  // It takes a null byte for the end of the text, and would read no further.
+  if (const size_t at = text.find('\0'); at != std::string_view::npos) {
+    throw InvalidArgument("not a JSON request: null byte at " + std::to_string(at));
+  }
   try {
     return Json::parse(text);
   } catch (const Json::exception& e) {

@@ -156,6 +156,7 @@ def test_refused_requests(tmp_path):
     texts += [encode(example(**changes)) for changes, _ in OUT_OF_RANGE]
     texts += [nested(depth).encode() for depth in (4, 500, 100_000)]
     texts += [b"\xef\xbb\xbf" + encode(example()), encode(example()) + b"x", b"{}", b"[1]"]
+    texts += [encode(example()) + end for end in (b"\0", b"\0 more", b"\n\0")]
     taken, refused = check_alike(texts, tmp_path)
     assert (taken, refused) == (0, len(texts))
 
