@@ -6,6 +6,24 @@
 #include "kvplan/errors.h"
 
 namespace kvplan::bindings {
+namespace {
+
+/// Read as T, which is wide enough for the array's own type.
+template <class T>
+IdArray narrowed(const py::array& array) {
+  const auto wide = py::array_t<T, py::array::c_style | py::array::forcecast>(array);
+  IdArray ids(wide.size());
+  for (py::ssize_t i = 0; i < wide.size(); ++i) {
+    if (!std::in_range<BlockId>(wide.data()[i])) {
+      throw BlockPoolError("block id " + std::to_string(wide.data()[i]) +
+                           " is not in the pool; block ids have 32 bits");
+    }
+    ids.mutable_data()[i] = static_cast<BlockId>(wide.data()[i]);
+  }
+  return ids;
+}
+
+}  // namespace
 
 IdArray to_ids(const py::handle& object) {
   py::array array = py::array::ensure(object);
@@ -20,16 +38,9 @@ IdArray to_ids(const py::handle& object) {
     throw InvalidArgument("block ids must be integers, not of dtype " +
                           std::string(py::str(array.dtype())));
   }
-  if (array.dtype().itemsize() > static_cast<py::ssize_t>(sizeof(BlockId)) || kind == 'u') {
-    const auto wide = py::array_t<int64_t, py::array::c_style | py::array::forcecast>(array);
-    IdArray ids(wide.size());
-    for (py::ssize_t i = 0; i < wide.size(); ++i) {
-      if (!std::in_range<BlockId>(wide.data()[i])) {
-        throw BlockPoolError("block id " + std::to_string(wide.data()[i]) + " is not in the pool");
-      }
-      ids.mutable_data()[i] = static_cast<BlockId>(wide.data()[i]);
-    }
-    return ids;
+  if (kind == 'u') return narrowed<uint64_t>(array);
+  if (array.dtype().itemsize() > static_cast<py::ssize_t>(sizeof(BlockId))) {
+    return narrowed<int64_t>(array);
   }
   return py::array_t<BlockId, py::array::c_style | py::array::forcecast>(array);
 }

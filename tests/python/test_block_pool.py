@@ -44,6 +44,8 @@ def test_ids_of_any_integer_type_are_taken(ids):
         ([1, 4], kvplan.BlockPoolError, "block id 4 is not in the pool, which has ids 0 to 3"),
         ([1, -1], kvplan.BlockPoolError, "block id -1"),
         ([1, 2**32 + 1], kvplan.BlockPoolError, "block id 4294967297"),
+        (np.array([2**64 - 1], np.uint64), kvplan.BlockPoolError, "block id 18446744073709551615"),
+        (np.array([True]), kvplan._core.InvalidArgument, "must be integers, not of dtype bool"),
     ],
 )
 def test_bad_ids_change_nothing(ids, error, message):
