@@ -11,6 +11,7 @@ Needs torch; CUDA devices need a kvplan that was built with nvcc (docs/device.md
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -48,6 +49,8 @@ __all__ = [
 
 PAD_SLOT_ID = -1  #: slot of a token that writes no state, as in vLLM
 _LIBRARY = "libkvplan_cuda.so"
+_INT32_END = 2**31
+_INT64_END = 2**63
 
 
 class RequestStatus(IntEnum):
@@ -161,14 +164,41 @@ def _ids(
     """Block ids as an int32 tensor on the device; ids that the host has are checked."""
     if not isinstance(ids, torch.Tensor):
         try:
-            ids = torch.tensor(ids, dtype=torch.int64)
+            # The type is found, not given: torch would cut fractions off.
+            ids = torch.as_tensor(ids)
+            if not ids.numel():  # of no type
+                ids = ids.to(torch.int64)
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidArgument(f"{name}: needs block ids ({error})") from error
+        if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise InvalidArgument(
+                f"{name}: has shape {tuple(ids.shape)} and dtype {ids.dtype}, needs a list of "
+                "integers"
+            )
+        ids = ids.to(torch.int64)
         _host_values(name, ids, 0, num_blocks)
-        ids = ids.reshape(-1).to(device, torch.int32)
+        ids = ids.to(device, torch.int32)
     _checked(name, ids, device, torch.int32, (None,))
     _host_values(name, ids, 0, num_blocks)
     return ids
+
+
+def _in_range(name: str, value: int, low: int, high: int) -> int:
+    """``value``, if it is an integer in ``[low, high)``."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{name}: needs an integer, got {value!r}") from None
+    if isinstance(value, bool):
+        raise InvalidArgument(f"{name}: needs an integer, got {value!r}")
+    if not low <= number < high:
+        raise InvalidArgument(f"{name}: {number} is out of range, needs to be in [{low}, {high})")
+    return number
+
+
+def _worker_config(plan: Plan, worker: int) -> KVCacheConfig:
+    configs = plan.kv_cache_configs
+    return configs[_in_range("worker", worker, 0, len(configs))]
 
 
 def _optional(tensor: torch.Tensor | None) -> int:
@@ -207,8 +237,7 @@ class DeviceBlockPool:
     def __init__(
         self, num_blocks: int, device: torch.device | str = "cuda", *, ref_counts: bool = False
     ) -> None:
-        if not 1 <= num_blocks < 2**31:
-            raise InvalidArgument(f"num_blocks: {num_blocks} is not in [1, 2**31)")
+        _in_range("num_blocks", num_blocks, 1, _INT32_END)
         self._ops = _ops(torch.device(device).type)
         self.num_blocks = num_blocks
         self.device = _device(device)
@@ -307,6 +336,19 @@ class TableGroup:
     slot_mapping: bool = True
 
 
+def _check_group(name: str, group: TableGroup, cp_interleave: int) -> None:
+    _in_range(f"{name}.width", group.width, 1, _INT32_END)
+    _in_range(f"{name}.block_size", group.block_size, 1, _INT32_END)
+    _in_range(f"{name}.extra_entries", group.extra_entries, 0, _INT32_END)
+    _in_range(f"{name}.window_kind", group.window_kind, 0, len(WindowKind))
+    smallest = 1 if group.window_kind == WindowKind.CHUNKED else 0
+    _in_range(f"{name}.window_tokens", group.window_tokens, smallest, _INT32_END)
+    if group.dcp_sharded and group.block_size % cp_interleave:
+        raise InvalidArgument(
+            f"{name}.block_size: {group.block_size} is no multiple of cp_interleave={cp_interleave}"
+        )
+
+
 def _table_group(index: int, group: Any, config: PlanningConfig, max_model_len: int) -> TableGroup:
     """A group's table, or Unsupported with its spec's name."""
     spec = next(iter(iter_layer_specs(group.kv_cache_spec)))
@@ -356,18 +398,18 @@ class BlockTables:
         cp_rank: int = 0,
         cp_interleave: int = 1,
     ) -> None:
-        if max_num_reqs < 1:
-            raise InvalidArgument(f"max_num_reqs: {max_num_reqs} is not positive")
         self.groups = tuple(groups)
-        self.max_num_reqs = max_num_reqs
-        self.max_batch = max_batch or max_num_reqs
+        self.max_num_reqs = _in_range("max_num_reqs", max_num_reqs, 1, _INT32_END)
+        if max_batch is None:
+            max_batch = max_num_reqs
+        self.max_batch = _in_range("max_batch", max_batch, 1, _INT32_END)
+        _in_range("cp_size", cp_size, 1, _INT32_END)
+        _in_range("cp_rank", cp_rank, 0, cp_size)
+        _in_range("cp_interleave", cp_interleave, 1, _INT32_END)
         self._ops = _ops(torch.device(device).type)
         self.device = _device(device)
         for i, g in enumerate(self.groups):
-            if g.width < 1 or g.block_size < 1:
-                raise InvalidArgument(
-                    f"groups[{i}]: width={g.width} and block_size={g.block_size} must be positive"
-                )
+            _check_group(f"groups[{i}]", g, cp_interleave if cp_size > 1 else 1)
         self.tables = [
             torch.zeros(max_num_reqs, g.width, dtype=torch.int32, device=self.device)
             for g in self.groups
@@ -417,7 +459,7 @@ class BlockTables:
         config = plan.config
         groups = [
             _table_group(i, group, config, plan.max_model_len)
-            for i, group in enumerate(plan.kv_cache_configs[worker].kv_cache_groups)
+            for i, group in enumerate(_worker_config(plan, worker).kv_cache_groups)
         ]
         return cls(
             groups,
@@ -583,15 +625,14 @@ class BlockRegions:
         device: torch.device | str = "cuda",
     ) -> None:
         self.device = _device(device)
-        self.num_blocks = num_blocks
-        self.buffer_bytes = buffer_bytes
+        self.num_blocks = _in_range("num_blocks", num_blocks, 1, _INT32_END)
+        self.buffer_bytes = _in_range("buffer_bytes", buffer_bytes, 0, _INT64_END)
         self.regions = tuple(regions)
         for i, (offset, stride, size) in enumerate(self.regions):
-            if (
-                min(offset, size) < 0
-                or stride < 1
-                or offset + (num_blocks - 1) * stride + size > buffer_bytes
-            ):
+            _in_range(f"regions[{i}] offset", offset, 0, _INT64_END)
+            _in_range(f"regions[{i}] block stride", stride, 1, _INT64_END)
+            _in_range(f"regions[{i}] bytes", size, 0, _INT64_END)
+            if offset + (num_blocks - 1) * stride + size > buffer_bytes:
                 raise InvalidArgument(
                     f"regions[{i}]: {size} bytes at {offset} + id * {stride} leave a buffer of "
                     f"{buffer_bytes} bytes with {num_blocks} blocks"
@@ -616,7 +657,7 @@ class BlockRegions:
         """
         config: KVCacheConfig
         if isinstance(plan, Plan):
-            config = plan.kv_cache_configs[worker]
+            config = _worker_config(plan, worker)
             layout = layout or plan.config.kv_cache_layout
         else:
             config = plan
@@ -720,6 +761,12 @@ def copy_blocks(
     if sources.shape != targets.shape:
         raise InvalidArgument(
             f"target_ids: has {targets.shape[0]} ids, source_ids has {sources.shape[0]}"
+        )
+    distance = abs(source.data_ptr() - target.data_ptr())
+    if 0 < distance < regions.buffer_bytes:
+        raise InvalidArgument(
+            f"target: begins {distance} bytes from source, which overlaps it; needs to be the same "
+            f"buffer or {regions.buffer_bytes} bytes away"
         )
     if device.type == "cpu":
         if targets.unique().numel() != targets.numel():

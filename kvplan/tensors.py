@@ -43,6 +43,8 @@ def group_kernel_blocks(cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
 
     Mirrors vllm/v1/kv_cache_interface.py::group_kernel_blocks (0.33).
     """
+    if not cache.dim():
+        raise InconsistentSpec("cache: needs an axis of kernel blocks, got shape ()")
     if cache.shape[0] == num_blocks:
         return cache
     if num_blocks < 1 or cache.shape[0] % num_blocks:
@@ -65,7 +67,7 @@ def create_kv_cache_views(
     ``raw`` is a flat buffer of bytes (int8 or uint8). With ``kernel_block_size`` (tokens), B counts
     kernel blocks. A view has the spec's dtype, C its elements; specs without a dtype (Mamba)
     keep bytes. Raises LayoutError (a ValueError) where a block cannot be split into kernel blocks,
-    InvalidArgument where a view would end outside ``raw``.
+    InvalidArgument where a view would end outside ``raw``, or pages begin inside an element.
 
     Mirrors vllm/v1/kv_cache_interface.py::create_kv_cache_views (0.33).
     """
@@ -83,7 +85,16 @@ def create_kv_cache_views(
     dtype = getattr(spec, "dtype", None)
     if dtype is not None:
         torch_dtype = getattr(torch, dtype)
-        return [layer.view(torch_dtype) for layer in layers]
+        try:
+            return [layer.view(torch_dtype) for layer in layers]
+        except RuntimeError as error:
+            tensor = kv_cache_tensor
+            raise InvalidArgument(
+                f"pages of {dtype} begin at multiples of {torch_dtype.itemsize} bytes; raw begins "
+                f"at byte {raw.storage_offset()} of its storage, kv_cache_tensor has offset="
+                f"{tensor.offset}, layer_stride={tensor.layer_stride}, "
+                f"block_stride={tensor.block_stride}"
+            ) from error
     return list(layers)
 
 
@@ -106,7 +117,10 @@ def allocate_kv_cache(
     """
     config: KVCacheConfig
     if isinstance(plan, Plan):
-        config = plan.kv_cache_configs[worker]
+        configs = plan.kv_cache_configs
+        if not 0 <= worker < len(configs):
+            raise InvalidArgument(f"worker: {worker} is out of range, the plan has {len(configs)}")
+        config = configs[worker]
         layout = layout or plan.config.kv_cache_layout
     else:
         config = plan

@@ -501,10 +501,113 @@ def test_unknown_devices_are_refused():
         kd.DeviceBlockPool(0, "cpu")
     with pytest.raises(kvplan.InvalidArgument, match=r"groups\[0\]"):
         kd.BlockTables([TableGroup(16, 0)], 1, "cpu")
-    pool, _, good = arguments("cpu")
-    tables = kd.BlockTables(GROUPS[:2], 4, "cpu", cp_size=2, cp_rank=2)
-    with pytest.raises(kvplan.InvalidArgument, match=r"cp\.rank"):
-        kd.append_slots(pool, tables, **good)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_num_reqs", 0),
+        ("max_num_reqs", 2.5),
+        ("max_num_reqs", True),
+        ("max_batch", 0),
+        ("max_batch", -1),
+        ("cp_size", 0),
+        ("cp_size", 2**31),
+        ("cp_rank", 2),
+        ("cp_rank", -1),
+        ("cp_interleave", 0),
+        ("cp_interleave", -4),
+    ],
+)
+def test_tables_name_a_bad_number_before_any_step(device, name, value):
+    numbers = {"max_num_reqs": 4, "cp_size": 2} | {name: value}
+    with pytest.raises(kvplan.InvalidArgument, match=f"{name}: .*{value}"):
+        kd.BlockTables(GROUPS[:2], device=device, **numbers)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("width", {"width": 0}),
+        ("width", {"width": 2**40}),
+        ("block_size", {"block_size": 2**31}),
+        ("block_size", {"block_size": 16.5}),
+        ("block_size", {"block_size": 6}),  # no multiple of cp_interleave=4
+        ("extra_entries", {"extra_entries": -3}),
+        ("window_kind", {"window_kind": 7}),
+        ("window_tokens", {"window_kind": WindowKind.SLIDING, "window_tokens": -5}),
+        ("window_tokens", {"window_kind": WindowKind.SLIDING, "window_tokens": 2**40}),
+        ("window_tokens", {"window_kind": WindowKind.CHUNKED, "window_tokens": 0}),
+    ],
+)
+def test_tables_name_a_bad_group_before_any_step(device, name, fields):
+    group = TableGroup(**{"block_size": 16, "width": 4} | fields)
+    with pytest.raises(kvplan.InvalidArgument, match=rf"groups\[1\]\.{name}: .*{fields[name]}"):
+        kd.BlockTables([GROUPS[0], group], 4, device, cp_size=2, cp_interleave=4)
+
+
+@pytest.mark.parametrize("ids", [[1.5], [True], [[1, 2]], 1, [float("nan")], [2**70]])
+def test_lists_that_are_not_block_ids_are_named(device, ids):
+    regions = kd.BlockRegions([(0, 16, 16)], 4, 64, device)
+    buffer = torch.ones(64, dtype=torch.int8, device=device)
+    pool = kd.DeviceBlockPool(4, device)
+    for call in (
+        lambda: pool.release(ids),
+        lambda: kd.zero_blocks(buffer, regions, ids),
+        lambda: kd.copy_blocks(buffer, buffer, regions, ids, [0]),
+    ):
+        with pytest.raises(kvplan.InvalidArgument, match=r"^(block|source)_ids: (has|needs) "):
+            call()
+    assert bool(buffer.all())
+    assert pool.snapshot().errors == 0
+
+
+@pytest.mark.parametrize("empty", [[], (), torch.tensor([], dtype=torch.int32)])
+def test_no_block_ids(empty):
+    pool = kd.DeviceBlockPool(4, "cpu")
+    pool.release(empty)
+    assert pool.snapshot().num_free_blocks == 3
+
+
+@pytest.mark.parametrize(
+    ("regions", "num_blocks", "buffer_bytes", "message"),
+    [
+        ([(0, 16, 16)], 0, 64, "num_blocks: 0"),
+        ([(0, 16, 16)], -5, 64, "num_blocks: -5"),
+        ([(0, 16, 16)], 2**31, 2**40, "num_blocks: 2147483648"),
+        ([(0, 16, 16)], 4, -1, "buffer_bytes: -1"),
+        ([(0, 16, 16), (0.5, 16, 16)], 4, 80, r"regions\[1\] offset: .*0\.5"),
+        ([(0, 0, 16)], 4, 64, r"regions\[0\] block stride: 0"),
+        ([(0, 16, 2**70)], 4, 64, r"regions\[0\] bytes: 1180591620717411303424"),
+    ],
+)
+def test_bad_regions_are_named(device, regions, num_blocks, buffer_bytes, message):
+    with pytest.raises(kvplan.InvalidArgument, match=message):
+        kd.BlockRegions(regions, num_blocks, buffer_bytes, device)
+
+
+def test_buffers_that_overlap_are_not_copied(device):
+    regions = kd.BlockRegions([(0, 16, 16)], 4, 64, device)
+    both = torch.arange(128, dtype=torch.int8, device=device)
+    before = both.clone()
+    for source, target in ((both[:64], both[16:80]), (both[16:80], both[:64])):
+        with pytest.raises(kvplan.InvalidArgument, match="target: begins 16 bytes from source"):
+            kd.copy_blocks(source, target, regions, [0], [1])
+    assert torch.equal(both, before)
+    kd.copy_blocks(both[:64], both[64:], regions, [0], [1])
+    assert both[80:96].tolist() == before[:16].tolist()
+
+
+@pytest.mark.parametrize("worker", [1, -1])
+def test_workers_that_a_plan_has_not_are_named(device, worker):
+    config = kvplan.PlanningConfig(max_model_len=64, kv_cache_layout="BLHNC")
+    plan = kvplan.plan(config, [model_layers()], [1 << 18])
+    for make in (
+        lambda: kd.BlockTables.from_plan(plan, 4, device, worker=worker),
+        lambda: kd.BlockRegions.from_plan(plan, device, worker=worker),
+    ):
+        with pytest.raises(kvplan.InvalidArgument, match=f"worker: {worker} is out of range"):
+            make()
 
 
 def test_a_missing_library_says_how_to_build_it(monkeypatch, tmp_path):

@@ -204,6 +204,13 @@ def test_bad_buffers_are_named():
         tensors.create_kv_cache_views(torch.zeros(2, 4096, dtype=torch.int8), *args)
     with pytest.raises(kvplan.InvalidArgument, match="raw: needs one contiguous axis"):
         tensors.create_kv_cache_views(torch.zeros(16384, dtype=torch.int8)[::2], *args)
+    with pytest.raises(kvplan.InvalidArgument, match="multiples of 2 bytes; raw begins at byte 1 "):
+        tensors.create_kv_cache_views(torch.zeros(8193, dtype=torch.int8)[1:], *args)
+    odd = one_group("BLHNC", full(page_size_padded=2049))
+    with pytest.raises(kvplan.InvalidArgument, match=r"multiples of 2 bytes.*layer_stride=2049"):
+        tensors.allocate_kv_cache(odd, "cpu")
+    with pytest.raises(kvplan.InconsistentSpec, match=r"got shape \(\)"):
+        tensors.group_kernel_blocks(torch.zeros(()), 4)
 
 
 def test_a_config_without_layout_asks_for_it():
@@ -220,8 +227,9 @@ def test_workers_of_a_plan_have_their_own_layers():
         [1 << 18] * 2,
     )
     assert set(tensors.allocate_kv_cache(plan, "cpu", worker=1)) == {"b", "c"}
-    with pytest.raises(IndexError):
-        tensors.allocate_kv_cache(plan, "cpu", worker=2)
+    for worker in (2, -1):
+        with pytest.raises(kvplan.InvalidArgument, match=f"worker: {worker} is out of range.* 2"):
+            tensors.allocate_kv_cache(plan, "cpu", worker=worker)
 
 
 def test_importing_kvplan_does_not_import_torch():
