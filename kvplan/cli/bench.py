@@ -87,8 +87,9 @@ def command(
     """
     from kvplan.bench import report
 
-    found = report.load(recorded) if recorded is not None else _measure(values)
+    # Files first: nobody wants to read of a wrong one after minutes of measuring.
     before = report.load(old) if old is not None else None
+    found = report.load(recorded) if recorded is not None else _measure(values, plot)
     if plot is not None:
         from kvplan.cli.bench_plot import draw
 
@@ -109,7 +110,7 @@ def command(
     return FITS
 
 
-def _measure(values: dict[str, Any]) -> Any:
+def _measure(values: dict[str, Any], plot: Path | None) -> Any:
     from kvplan.bench import DEFAULT_WORKS, Settings, run
     from kvplan.bench import WORKS as ALL_WORKS
     from kvplan.bench.scenarios import SCENARIOS
@@ -133,6 +134,10 @@ def _measure(values: dict[str, Any]) -> Any:
     for n in workers:
         if not 1 <= n <= 16384:
             raise BadInput(f"--workers: {n:,} is not between 1 and 16,384")
+    if plot is not None:
+        from kvplan.cli import bench_plot
+
+        bench_plot.check(plot, works)
     default_budget = 5.0 if full else 0.1 if quick else 1.0
     settings = Settings(
         works=works,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 from kvplan.bench.measure import show_seconds
 from kvplan.cli.failures import BadInput
+from kvplan.cli.pictures import check_folder
 
 if TYPE_CHECKING:
     from kvplan.bench import Report
@@ -22,19 +24,29 @@ TITLE = "Planning an engine: CPU time against workers"
 Curve = tuple[str, str, list[tuple[int, float]]]
 
 
+def check(path: Path, works: Collection[str]) -> None:
+    """Refuse a drawing that could not be made, before anything is measured. Raises `BadInput`."""
+    if path.suffix not in (".svg", ".png"):
+        raise BadInput(
+            f"--plot draws .svg and .png files, not {path.suffix or 'one without suffix'}"
+        )
+    if path.suffix == ".png":
+        _figure_class()
+    check_folder(path)
+    if "planning" not in works:
+        raise BadInput("--plot draws planning times; there are none")
+
+
 def draw(path: Path, report: Report) -> None:
     """Write the drawing into `path`, whose suffix says how. Raises `BadInput`."""
+    check(path, {row.work for row in report.rows})
     curves = curves_of(report)
     if not curves:
         raise BadInput("--plot draws planning times; there are none")
     if path.suffix == ".svg":
         path.write_text(svg(curves), encoding="utf-8")
-    elif path.suffix == ".png":
-        _png(path, curves)
     else:
-        raise BadInput(
-            f"--plot draws .svg and .png files, not {path.suffix or 'one without suffix'}"
-        )
+        _png(path, curves)
 
 
 def curves_of(report: Report) -> list[Curve]:
@@ -113,12 +125,16 @@ def _decades(values: list[int] | list[float], base: int) -> tuple[int, int]:
     return low, max(high, low + 1)
 
 
-def _png(path: Path, curves: list[Curve]) -> None:
+def _figure_class() -> Any:
     try:
         from matplotlib.figure import Figure  # type: ignore[import-not-found]
     except ImportError:
         raise BadInput("--plot needs matplotlib for .png files; .svg needs nothing") from None
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    return Figure
+
+
+def _png(path: Path, curves: list[Curve]) -> None:
+    figure = _figure_class()(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
     styles = ("-", "--", ":", "-.")
     names = list(dict.fromkeys(name for name, _, _ in curves))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from html import escape
 from pathlib import Path
 
@@ -12,12 +13,21 @@ HELP = "a .svg, a .html that needs no network, or (pip install 'kvplan[png]') a 
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a file whose name says no known format, before anything is computed."""
+    """Refuse a file that could not be written, before anything is computed."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise BadInput(f"{path}: the name of a picture must end in {', '.join(SUFFIXES)}")
     if suffix == ".png":
         _cairosvg(path)
+    check_folder(path)
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a file whose folder is none, or cannot be written to."""
+    if not path.parent.is_dir():
+        raise BadInput(f"{path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise BadInput(f"{path}: cannot be written")
 
 
 def write_picture(path: Path, title: str, svg: str) -> None:

@@ -123,6 +123,31 @@ def test_what_cannot_be_measured_is_refused(args, part):
     assert part in result.stderr
 
 
+@pytest.fixture
+def measuring_fails(monkeypatch):
+    def measured(*_):
+        pytest.fail("measured, although an option is wrong")
+
+    monkeypatch.setattr("kvplan.bench.run", measured)
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (("--compare", "{folder}/wrong.json"), "wrong.json is no result"),
+        (("--plot", "{folder}/bench.pdf"), ".svg and .png"),
+        (("--plot", "{folder}/nowhere/bench.svg"), "there is no folder"),
+        (("--plot", "{folder}/bench.svg", "--work", "gcd"), "there are none"),
+    ],
+)
+@pytest.mark.usefixtures("measuring_fails")
+def test_wrong_files_are_refused_before_anything_is_measured(tmp_path, args, part):
+    (tmp_path / "wrong.json").write_text("{}")
+    result = run("bench", *(arg.format(folder=tmp_path) for arg in args), "--quiet")
+    assert result.exit_code == BAD_INPUT
+    assert part in result.stderr
+
+
 def test_other_files_are_refused(recorded, tmp_path):
     wrong = tmp_path / "wrong.json"
     wrong.write_text("{}")
