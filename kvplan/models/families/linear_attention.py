@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvplan.models.config_view import ConfigView
 from kvplan.models.errors import ModelError
@@ -160,32 +160,10 @@ def bailing_hybrid(context: FamilyContext) -> ModelLayers:
     """
     text, options = context.text, context.options
     num_layers, group = text.num_layers, text.size("layer_group_size")
-    head_size = latent_size(text)
     shapes = linear_attention_shapes(context.tp, text.num_heads, text.head_size)
     dtypes = state_dtypes(options, context.dtype)[:1]
-
-    def layers() -> Iterator[Layer]:
-        for i in range(num_layers):
-            if (i + 1) % group == 0:
-                yield MLALayer(name=context.name(i), index=i, head_size=head_size)
-            else:
-                yield StateLayer(
-                    name=context.setting("linear_pattern", "").format(i=i),
-                    index=i,
-                    shapes=shapes,
-                    dtypes=dtypes,
-                    mamba_type="linear",
-                )
-
-    return ModelLayers(
-        layers=tuple(layers()),
-        num_hidden_layers=num_layers,
-        is_hybrid=True,
-        uses_mla=True,
-        page_kv_heads=1,
-        page_head_size=head_size,
-        model_type=text.model_type,
-    )
+    latent = [(i + 1) % group == 0 for i in range(num_layers)]
+    return _with_latent_layers(context, latent, shapes, dtypes, "linear")
 
 
 def bailing_v3(context: FamilyContext) -> ModelLayers:
@@ -196,7 +174,6 @@ def bailing_v3(context: FamilyContext) -> ModelLayers:
     """
     text, options = context.text, context.options
     num_layers, group = text.num_layers, text.size("layer_group_size")
-    head_size = latent_size(text)
     shapes = kda_shapes(
         context.tp,
         text.num_heads,
@@ -205,29 +182,8 @@ def bailing_v3(context: FamilyContext) -> ModelLayers:
         options.num_speculative_tokens,
     )
     dtypes = state_dtypes(options, context.dtype, ssm_dtype="float32")
-
-    def layers() -> Iterator[Layer]:
-        for i in range(num_layers):
-            if (i + 1) % group == 0 or i >= num_layers // group * group:
-                yield MLALayer(name=context.name(i), index=i, head_size=head_size)
-            else:
-                yield StateLayer(
-                    name=context.setting("linear_pattern", "").format(i=i),
-                    index=i,
-                    shapes=shapes,
-                    dtypes=dtypes,
-                    mamba_type="gdn_attn",
-                )
-
-    return ModelLayers(
-        layers=tuple(layers()),
-        num_hidden_layers=num_layers,
-        is_hybrid=True,
-        uses_mla=True,
-        page_kv_heads=1,
-        page_head_size=head_size,
-        model_type=text.model_type,
-    )
+    latent = [(i + 1) % group == 0 or i >= num_layers // group * group for i in range(num_layers)]
+    return _with_latent_layers(context, latent, shapes, dtypes, "gdn_attn")
 
 
 def kimi_linear(context: FamilyContext) -> ModelLayers:
@@ -236,7 +192,7 @@ def kimi_linear(context: FamilyContext) -> ModelLayers:
     Mirrors vllm/models/kimi_k3/nvidia/model.py (0.33).
     """
     text, options = context.text, context.options
-    num_layers, head_size = text.num_layers, latent_size(text)
+    num_layers = text.num_layers
     linear = text.section("linear_attn_config")
     kda_layers = set(linear.sizes("kda_layers", minimum=1))
     shapes = kda_shapes(
@@ -247,23 +203,37 @@ def kimi_linear(context: FamilyContext) -> ModelLayers:
         options.num_speculative_tokens,
     )
     dtypes = state_dtypes(options, context.dtype, ssm_dtype="float32")
+    latent = [i + 1 not in kda_layers for i in range(num_layers)]
+    return _with_latent_layers(context, latent, shapes, dtypes, "gdn_attn")
+
+
+def _with_latent_layers(
+    context: FamilyContext,
+    latent: Sequence[bool],
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[str, ...],
+    mamba_type: str,
+) -> ModelLayers:
+    """A model of latent attention where ``latent`` says so, by layer, and else of linear states."""
+    text = context.text
+    head_size = latent_size(text)
 
     def layers() -> Iterator[Layer]:
-        for i in range(num_layers):
-            if i + 1 in kda_layers:
+        for i, is_latent in enumerate(latent):
+            if is_latent:
+                yield MLALayer(name=context.name(i), index=i, head_size=head_size)
+            else:
                 yield StateLayer(
                     name=context.setting("linear_pattern", "").format(i=i),
                     index=i,
                     shapes=shapes,
                     dtypes=dtypes,
-                    mamba_type="gdn_attn",
+                    mamba_type=mamba_type,
                 )
-            else:
-                yield MLALayer(name=context.name(i), index=i, head_size=head_size)
 
     return ModelLayers(
         layers=tuple(layers()),
-        num_hidden_layers=num_layers,
+        num_hidden_layers=len(latent),
         is_hybrid=True,
         uses_mla=True,
         page_kv_heads=1,
