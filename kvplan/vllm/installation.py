@@ -69,6 +69,14 @@ def _read_grouping() -> dict[str, Any]:
     grouping = os.environ.get("KVPLAN_GROUPING", "vllm") or "vllm"
     if grouping == "vllm":
         return {}
+    if grouping == "sliced":
+        report.once(
+            logging.WARNING,
+            "KVPLAN_GROUPING='sliced' is ignored: vLLM has one pool of equal blocks for all "
+            "groups, and its scheduler admits requests by one number of free blocks; "
+            "docs/sliced.md says what it would need. 'compact' can be run",
+        )
+        return {}
     if grouping != "compact":
         report.once(
             logging.WARNING,

@@ -346,6 +346,19 @@ def test_compact_grouping_needs_the_flow(monkeypatch, warnings):
     assert_vllms_plan()
 
 
+@pytest.mark.parametrize(
+    ("grouping", "reason"),
+    [("sliced", "by one number of free blocks"), ("tight", "vLLM can run 'vllm' and 'compact'")],
+)
+def test_a_grouping_that_vllm_cannot_run_is_ignored(monkeypatch, warnings, grouping, reason):
+    monkeypatch.setenv("KVPLAN_GROUPING", grouping)
+    kvplan.vllm.install()
+    (line,) = warnings()
+    assert f"KVPLAN_GROUPING='{grouping}' is ignored" in line
+    assert reason in line
+    assert_vllms_plan()
+
+
 def test_import_sites_are_replaced_and_restored():
     before = planning.get_kv_cache_configs
     importer = type(sys)("an_importer_of_the_function")
