@@ -114,6 +114,7 @@ def plan_lines(given: PlannerInput, plan: kvplan.Plan) -> list[tuple[str, str]]:
     length = plan.max_model_len
     lines = [
         ("Blocks", _blocks_of_pool(plan)),
+        *_grouping(plan),
         ("Context", _context(plan)),
         (
             "Tokens",
@@ -134,6 +135,13 @@ def plan_lines(given: PlannerInput, plan: kvplan.Plan) -> list[tuple[str, str]]:
         ("Limited by", _limit(given, plan)),
     ]
     return lines
+
+
+def _grouping(plan: kvplan.Plan) -> list[tuple[str, str]]:
+    """What compact or sliced grouping came to, beside vLLM's own; why, if it is vLLM's own."""
+    mark = f"{plan.config.grouping.capitalize()} grouping: "
+    found = [text for _, text in plan.notices if text.startswith(mark)]
+    return [("Grouping", text.removeprefix(mark).rstrip(".")) for text in found]
 
 
 def _blocks_of_pool(plan: kvplan.Plan) -> str:

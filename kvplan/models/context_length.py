@@ -90,6 +90,7 @@ def resolve_max_model_len(derived: int, source: str, options: ModelOptions) -> i
     wanted = int(wanted)
     if wanted > derived and source != "default":
         raise ModelError(
-            f"max_model_len {wanted:,} is greater than the model's {derived:,} (its {source})"
+            f"max_model_len {wanted:,} is greater than the model's {derived:,} (its {source}); "
+            "hf_overrides can change the model's"
         )
     return wanted

@@ -105,6 +105,18 @@ def test_a_models_family_finds_the_model():
     assert "Did you mean llama-3.1-70b?" in result.stderr
 
 
+def test_another_grouping_says_what_it_came_to():
+    def line(*args):
+        lines = run("plan", *args).stdout.splitlines()
+        return [text for text in lines if text.startswith("Grouping ")]
+
+    (compact,) = line("gemma-3-27b", "--memory", "40GiB", "--grouping", "compact")
+    assert "13 groups of at most 5 layers, 17.31 GiB" in compact
+    (sliced,) = line(*LLAMA[1:], "--grouping", "sliced")
+    assert "nothing to cut" in sliced
+    assert line("gemma-3-27b", "--memory", "40GiB") == []
+
+
 def test_the_knob_keeps_its_promise():
     answer = json.loads(run(*GEMMA, "--json").stdout)
     assert answer["knobs"]
