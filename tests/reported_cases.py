@@ -46,6 +46,11 @@ def request(
     }
 
 
+def auto_fitted(described: Request) -> Request:
+    """The same, with the longest length that fits."""
+    return described | {"config": described["config"] | {"auto_fit": True}}
+
+
 def split(described: Request, *sizes: int) -> Request:
     """Pipeline stages of the given numbers of layers; worker i keeps its memory."""
     layers = described["workers"][0]["layers"]

@@ -84,6 +84,7 @@ def test_one_odd_layer_of_the_drafter():
     assert gib[46] == 5.66
     assert gib[24] == 6.19
     assert gib[10] == 7.66
+    assert gib[6] == 10.29
     assert 17 not in gib, "10 groups take fewer bytes than 17 of three layers"
     assert curve.vllm.num_groups == 46
     assert (curve.chosen.num_groups, curve.chosen.max_layers_per_group) == (10, 5)
