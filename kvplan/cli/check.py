@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from kvplan.cli.failures import FITS
+from kvplan.cli.failures import FITS, say_on_stderr
 
 BROKEN = 1
 
@@ -44,7 +44,5 @@ def command(plan_file: Path, as_json: bool) -> int:
             f"{placement.layout}"
         )
     for violation in violations:
-        click.echo(
-            f"kvplan: worker {violation.worker}: {violation.rule}: {violation.message}", err=True
-        )
+        say_on_stderr(f"kvplan: worker {violation.worker}: {violation.rule}: {violation.message}")
     return BROKEN if violations else FITS

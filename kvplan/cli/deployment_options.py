@@ -54,6 +54,7 @@ MODEL_OPTIONS = (
         "tensor_parallel_size",
         type=POSITIVE,
         default=1,
+        show_default=True,
         help="Tensor parallel ranks.",
     ),
     click.option(
@@ -62,6 +63,7 @@ MODEL_OPTIONS = (
         "pipeline_parallel_size",
         type=POSITIVE,
         default=1,
+        show_default=True,
         help="Pipeline stages.",
     ),
     click.option(
@@ -70,6 +72,7 @@ MODEL_OPTIONS = (
         "decode_context_parallel_size",
         type=POSITIVE,
         default=1,
+        show_default=True,
         help="Decode context parallel ranks; divides --tp.",
     ),
     click.option(
@@ -118,8 +121,8 @@ MODEL_OPTIONS = (
     ),
 )
 
-#: Options of the planner, which a recorded request takes as well.
-PLANNER_OPTIONS = (
+#: What is asked first, of a model and of a recorded request.
+QUESTION_OPTIONS = (
     click.option(
         "--memory",
         "--kv-cache-memory-bytes",
@@ -134,6 +137,10 @@ PLANNER_OPTIONS = (
         help="Tokens of the longest request: 131072, 128K, or auto for the longest that fits. "
         "The default is the model's.",
     ),
+)
+
+#: Options of the planner, which a recorded request takes as well.
+PLANNER_OPTIONS = (
     click.option(
         "--max-num-batched-tokens",
         type=TOKENS,
@@ -216,16 +223,21 @@ def preset_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def deployment_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command MODEL, ``--request`` and all options of a deployment."""
-    for option in reversed((*PLANNER_OPTIONS, *MODEL_OPTIONS)):
+    options = (
+        *QUESTION_OPTIONS,
+        *MODEL_OPTIONS,
+        *PLANNER_OPTIONS,
+        *ESTIMATE_OPTIONS,
+        *PRESET_OPTIONS,
+        click.option(
+            "--request",
+            "request_file",
+            type=click.Path(path_type=Path),
+            help="Plan a recorded request instead of a model.",
+        ),
+    )
+    for option in reversed(options):
         function = option(function)
-    for option in reversed((*ESTIMATE_OPTIONS, *PRESET_OPTIONS)):
-        function = option(function)
-    function = click.option(
-        "--request",
-        "request_file",
-        type=click.Path(path_type=Path),
-        help="Plan a recorded request instead of a model.",
-    )(function)
     return click.argument("model", required=False, type=ModelName())(function)
 
 

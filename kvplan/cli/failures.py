@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 
 import click
 
@@ -41,8 +43,29 @@ def report_failure(error: Exception) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     message, code = _describe(error)
-    click.echo(f"kvplan: {message}", err=True)
+    say_on_stderr(f"kvplan: {message}")
     return code
+
+
+def say_on_stderr(text: str) -> None:
+    """Print a message; on a terminal, broken between words."""
+    if sys.stderr.isatty():
+        text = wrapped(text, shutil.get_terminal_size().columns)
+    click.echo(text, err=True)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Each line broken between words; what follows an indented line is indented further."""
+    return "\n".join(
+        textwrap.fill(
+            line,
+            width,
+            subsequent_indent="    " if line.startswith(" ") else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.split("\n")
+    )
 
 
 def _describe(error: Exception) -> tuple[str, int]:

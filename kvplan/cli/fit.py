@@ -9,7 +9,7 @@ import click
 
 from kvplan.cli import fit_search
 from kvplan.cli.deployment_options import deployment_options, read_question
-from kvplan.cli.failures import DOES_NOT_FIT, FITS, BadInput
+from kvplan.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_stderr
 from kvplan.cli.knobs import PLENTY
 from kvplan.cli.question import ModelQuestion, Question
 from kvplan.cli.sizes import format_enough
@@ -73,7 +73,7 @@ def command(find: str, concurrency: int, as_json: bool, **values: Any) -> int:
     elif found:
         click.echo(_words(answer))
     if not found:
-        click.echo(f"kvplan: {_nothing(answer)}", err=True)
+        say_on_stderr(f"kvplan: {_nothing(answer)}")
     return FITS if found else DOES_NOT_FIT
 
 

@@ -10,7 +10,7 @@ import click
 
 import kvplan
 from kvplan.cli.deployment_options import deployment_options, read_question
-from kvplan.cli.failures import DOES_NOT_FIT, FITS
+from kvplan.cli.failures import DOES_NOT_FIT, FITS, say_on_stderr
 from kvplan.cli.knobs import find_knobs, knobs_of_failure
 from kvplan.cli.question import PlannerInput, Question
 
@@ -83,5 +83,5 @@ def _refuse(
     lines = [f"kvplan: {given.label} does not fit: {str(error).strip()}"]
     if knobs:
         lines += ["Any one of these would help:", *(f"  {knob}" for knob in knobs)]
-    click.echo("\n".join(lines), err=True)
+    say_on_stderr("\n".join(lines))
     return DOES_NOT_FIT

@@ -8,7 +8,7 @@ from cli_runner import execute, execute_line, run, surroundings
 
 import kvplan
 from kvplan import models
-from kvplan.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
+from kvplan.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS, wrapped
 
 LLAMA = ("plan", "llama-3.1-70b", "--tp", "4", "--memory", "40GiB")
 GEMMA = ("plan", "gemma-3-27b", "--memory", "30GiB")
@@ -91,6 +91,14 @@ def test_a_memory_without_a_unit_is_questioned():
     assert result.exit_code == BAD_INPUT
     assert "40GiB" in result.stderr
     assert "40B if bytes are meant" in result.stderr
+
+
+def test_errors_break_between_words_on_a_terminal():
+    error = run("plan", "gemma-3-27b", "--memory", "12GiB").stderr.rstrip("\n")
+    lines = wrapped(error, 60).split("\n")
+    assert max(map(len, lines)) <= 60
+    assert " ".join(wrapped(error, 60).split()) == " ".join(error.split())
+    assert "  --max-model-len 52720: fits, for one request at a time" in lines
 
 
 def test_no_command_shows_the_help():
