@@ -14,6 +14,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/block_arrays.h"
+#include "bindings/prefix_cache_calls.h"
 
 namespace py = pybind11;
 
@@ -29,45 +30,6 @@ py::array get_new_blocks(BlockPool& pool, int64_t num_blocks) {
   IdArray ids(num_blocks);
   pool.get_new_blocks(std::span(ids.mutable_data(), static_cast<size_t>(num_blocks)));
   return ids;
-}
-
-py::object get_cached_block(const BlockPool& pool, const py::bytes& hash,
-                            const std::vector<int64_t>& group_ids) {
-  std::vector<PoolGroupId> groups;
-  for (const int64_t group_id : group_ids) groups.push_back(to_group(group_id));
-  IdArray ids(static_cast<py::ssize_t>(groups.size()));
-  if (!pool.find_in_groups(Hashes::bytes_view(hash), groups,
-                           std::span(ids.mutable_data(), groups.size()))) {
-    return py::none();
-  }
-  return ids;
-}
-
-py::array get_cached_prefix(const BlockPool& pool, const py::object& hashes, int64_t group_id) {
-  const Hashes wanted(hashes);
-  std::vector<BlockId> found(wanted.views().size());
-  const int64_t n = pool.find_prefix(wanted.views(), to_group(group_id), found);
-  return to_array(std::span(found).first(static_cast<size_t>(n)));
-}
-
-void cache_full_blocks(BlockPool& pool, const py::object& block_ids, const py::object& hashes,
-                       int64_t block_size, int64_t first_block, int64_t group_id,
-                       const std::optional<py::bytes>& parent_hash,
-                       const std::optional<std::vector<bool>>& mask) {
-  const IdArray ids = to_ids(block_ids);
-  const Hashes hash_list(hashes);
-  std::vector<uint8_t> mask_bytes;
-  if (mask) mask_bytes.assign(mask->begin(), mask->end());
-  if (mask && mask_bytes.empty() && ids.size() != 0) {
-    throw InvalidArgument("cache_full_blocks: the mask is empty");
-  }
-  pool.cache_full_blocks({.blocks = span_of(ids),
-                          .hashes = hash_list.views(),
-                          .first_block = first_block,
-                          .block_size = block_size,
-                          .group_id = to_group(group_id),
-                          .parent_hash = optional_view(parent_hash),
-                          .mask = mask_bytes});
 }
 
 bool cache_partial_block(BlockPool& pool, BlockId block_id, const py::bytes& hash,
@@ -192,13 +154,15 @@ enable_events: queue changes of the prefix cache for take_events().)")
           "evict_blocks",
           [](BlockPool& p, const py::object& ids) { p.evict_blocks(span_of(to_ids(ids))); },
           py::arg("block_ids"), "Drops the hashes of the blocks.")
-      .def("get_cached_block", &get_cached_block, py::arg("block_hash"), py::arg("group_ids"),
+      .def("get_cached_block", &get_cached_block<BlockPool>, py::arg("block_hash"),
+           py::arg("group_ids"),
            "One block per group, as int32 array, or None if a group has none.")
-      .def("get_cached_prefix", &get_cached_prefix, py::arg("hashes"), py::arg("group_id") = 0,
+      .def("get_cached_prefix", &get_cached_prefix<BlockPool>, py::arg("hashes"),
+           py::arg("group_id") = 0,
            "Blocks of the longest cached prefix of hashes, as int32 array. hashes: list of bytes,\n"
            "or uint8 array of shape (n, bytes).")
-      .def("cache_full_blocks", &cache_full_blocks, py::arg("block_ids"), py::arg("hashes"),
-           py::arg("block_size"), py::kw_only(), py::arg("first_block") = 0,
+      .def("cache_full_blocks", &cache_full_blocks<BlockPool>, py::arg("block_ids"),
+           py::arg("hashes"), py::arg("block_size"), py::kw_only(), py::arg("first_block") = 0,
            py::arg("group_id") = 0, py::arg("parent_hash") = py::none(),
            py::arg("mask") = py::none(),
            "Makes full blocks reachable by their hashes, one per block.\n\n"

@@ -10,6 +10,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/block_arrays.h"
+#include "bindings/prefix_cache_calls.h"
 
 namespace kvplan::bindings {
 namespace {
@@ -70,46 +71,6 @@ py::list allocate(SlicedBlockPool& pool, const std::vector<int64_t>& num_new,
     rest = rest.subspan(static_cast<size_t>(demand.num_new));
   }
   return result;
-}
-
-py::object get_cached_block(const SlicedBlockPool& pool, const py::bytes& hash,
-                            const std::vector<int64_t>& group_ids) {
-  std::vector<PoolGroupId> groups;
-  for (const int64_t group_id : group_ids) groups.push_back(to_group(group_id));
-  IdArray ids(static_cast<py::ssize_t>(groups.size()));
-  if (!pool.find_in_groups(Hashes::bytes_view(hash), groups,
-                           std::span(ids.mutable_data(), groups.size()))) {
-    return py::none();
-  }
-  return ids;
-}
-
-py::array get_cached_prefix(const SlicedBlockPool& pool, const py::object& hashes,
-                            int64_t group_id) {
-  const Hashes wanted(hashes);
-  std::vector<BlockId> found(wanted.views().size());
-  const int64_t n = pool.find_prefix(wanted.views(), to_group(group_id), found);
-  return to_array(std::span(found).first(static_cast<size_t>(n)));
-}
-
-void cache_full_blocks(SlicedBlockPool& pool, const py::object& block_ids, const py::object& hashes,
-                       int64_t block_size, int64_t group_id, int64_t first_block,
-                       const std::optional<py::bytes>& parent_hash,
-                       const std::optional<std::vector<bool>>& mask) {
-  const IdArray ids = to_ids(block_ids);
-  const Hashes hash_list(hashes);
-  std::vector<uint8_t> mask_bytes;
-  if (mask) mask_bytes.assign(mask->begin(), mask->end());
-  if (mask && mask_bytes.empty() && ids.size() != 0) {
-    throw InvalidArgument("cache_full_blocks: the mask is empty");
-  }
-  pool.cache_full_blocks({.blocks = span_of(ids),
-                          .hashes = hash_list.views(),
-                          .first_block = first_block,
-                          .block_size = block_size,
-                          .group_id = to_group(group_id),
-                          .parent_hash = optional_view(parent_hash),
-                          .mask = mask_bytes});
 }
 
 py::array ref_counts(const SlicedBlockPool& pool, const py::object& block_ids, int64_t group_id) {
@@ -234,17 +195,28 @@ the fuller the pool gets; the larger, the longer the prefix cache remembers.)")
             p.evict_blocks(to_group(group_id), span_of(to_ids(ids)));
           },
           py::arg("block_ids"), py::arg("group_id"), "Drops the hashes of the blocks.")
-      .def("get_cached_block", &get_cached_block, py::arg("block_hash"), py::arg("group_ids"),
+      .def("get_cached_block", &get_cached_block<SlicedBlockPool>, py::arg("block_hash"),
+           py::arg("group_ids"),
            "One block per group, as int32 array, or None if a group has none.")
-      .def("get_cached_prefix", &get_cached_prefix, py::arg("hashes"), py::arg("group_id"),
+      .def("get_cached_prefix", &get_cached_prefix<SlicedBlockPool>, py::arg("hashes"),
+           py::arg("group_id"),
            "Blocks of the longest cached prefix of hashes, as int32 array. hashes: list of bytes,\n"
            "or uint8 array of shape (n, bytes).")
-      .def("cache_full_blocks", &cache_full_blocks, py::arg("block_ids"), py::arg("hashes"),
-           py::arg("block_size"), py::arg("group_id"), py::kw_only(), py::arg("first_block") = 0,
-           py::arg("parent_hash") = py::none(), py::arg("mask") = py::none(),
-           "Makes full blocks in use reachable by their hashes, one per block.\n\n"
-           "block_size: tokens. first_block: index of block_ids[0] within the request.\n"
-           "parent_hash: hash of the block before. mask: one bool per block, False leaves it out.")
+      .def(
+          "cache_full_blocks",
+          [](SlicedBlockPool& pool, const py::object& block_ids, const py::object& hashes,
+             int64_t block_size, int64_t group_id, int64_t first_block,
+             const std::optional<py::bytes>& parent_hash,
+             const std::optional<std::vector<bool>>& mask) {
+            cache_full_blocks(pool, block_ids, hashes, block_size, first_block, group_id,
+                              parent_hash, mask);
+          },
+          py::arg("block_ids"), py::arg("hashes"), py::arg("block_size"), py::arg("group_id"),
+          py::kw_only(), py::arg("first_block") = 0, py::arg("parent_hash") = py::none(),
+          py::arg("mask") = py::none(),
+          "Makes full blocks in use reachable by their hashes, one per block.\n\n"
+          "block_size: tokens. first_block: index of block_ids[0] within the request.\n"
+          "parent_hash: hash of the block before. mask: one bool per block, False leaves it out.")
       .def("reset_prefix_cache", &SlicedBlockPool::reset_prefix_cache,
            "Forgets everything cached; False, and nothing happens, while a block is in use.")
       .def("take_events", &SlicedBlockPool::take_events, "Queued events, oldest first.")
