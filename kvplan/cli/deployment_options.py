@@ -103,7 +103,10 @@ MODEL_OPTIONS = (
         help='As for vLLM, e.g. \'{"method": "mtp", "num_speculative_tokens": 1}\'.',
     ),
     click.option(
-        "--hf-overrides", type=JSON_OBJECT, help="Keys of the model's config to replace, as JSON."
+        "--hf-overrides",
+        type=JSON_OBJECT,
+        help="Keys of the model's config to replace, as JSON; those of a multimodal model's language "
+        "part e.g. as '{\"text_config\": {...}}'.",
     ),
     click.option(
         "--device-capability",
