@@ -105,8 +105,8 @@ MODEL_OPTIONS = (
     click.option(
         "--hf-overrides",
         type=JSON_OBJECT,
-        help="Keys of the model's config to replace, as JSON; those of a multimodal model's language "
-        "part e.g. as '{\"text_config\": {...}}'.",
+        help="Keys of the model's config to replace, as JSON; those of a multimodal model's "
+        "language part e.g. as '{\"text_config\": {...}}'.",
     ),
     click.option(
         "--device-capability",
