@@ -133,11 +133,14 @@ void throw_cannot_auto_fit(const PlanningConfig& config, int64_t worker, int64_t
           ? "num_gpu_blocks_override=" + std::to_string(*config.num_gpu_blocks_override) +
                 " sets this limit: raise or unset it."
           : "Try increasing gpu_memory_utilization, or decreasing max_num_batched_tokens.";
+  const std::string rest = available_bytes > 0
+                               ? "which has " + std::to_string(available_bytes) + " bytes"
+                               : std::string("where nothing is left");
   throw NotEnoughMemory(
       "Cannot auto-fit max_model_len: not enough memory to serve even a single "
       "token on worker " +
-          std::to_string(worker) + ", which has " + std::to_string(available_bytes) +
-          " bytes beside the null block of " + std::to_string(bytes_per_block) + " bytes. " + knob,
+          std::to_string(worker) + ", " + rest + " beside the null block of " +
+          std::to_string(bytes_per_block) + " bytes. " + knob,
       {.worker = worker,
        .available_bytes = available_bytes,
        .max_model_len = config.max_model_len});

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <string>
 
@@ -143,9 +144,11 @@ void validate_slices(KVCacheLayout layout, const KVCacheGroups& groups) {
     const int64_t slices = groups[g].slices;
     if (slices == 1) continue;
     const std::string group = "KV cache group " + std::to_string(g);
-    if (slices < 1) {
+    // Block tables hold ids of 32 bits, and block 0 of the pool takes as many as it has slices.
+    if (slices < 1 || slices > std::numeric_limits<int32_t>::max()) {
       throw InvalidArgument(group + " has slices=" + std::to_string(slices) +
-                            "; a block holds at least one page");
+                            "; a block has 1 to " +
+                            std::to_string(std::numeric_limits<int32_t>::max()));
     }
     if (groups[g].host_resident) {
       throw InvalidArgument(group + " lies in host memory, whose blocks are not cut: slices is " +

@@ -33,7 +33,7 @@ Times are CPU time, medians of samples taken in turn. The sides:
   cpp                 the C++ library (--cpp)
 """
 
-COUNTS = Parsed("counts", value_lists.parse_counts)
+COUNTS = Parsed("counts", value_lists.parse_ranks)
 NAMES = Parsed("names", value_lists.parse_names)
 
 WORKERS = "1,8,64,1024"
@@ -125,7 +125,7 @@ def _measure(values: dict[str, Any], plot: Path | None) -> Any:
         if not full:
             names = names[:2] if quick else ["llama-3.1-70b", "gemma-3-27b", "jamba-1.5-large",
                                              "7-kinds-auto-fit"]  # fmt: skip
-    workers = values["workers"] or value_lists.parse_counts(WORKERS)
+    workers = values["workers"] or value_lists.parse_ranks(WORKERS)
     if not values["workers"] and (full or quick):
         workers = [1, 8] if quick else list(ALL_WORKERS)
     works = values["works"] or list(ALL_WORKS if full else DEFAULT_WORKS)

@@ -10,7 +10,7 @@ import click
 
 from kvplan.cli.sizes import parse_size
 from kvplan.cli.suggestions import did_you_mean
-from kvplan.cli.token_counts import parse_token_count
+from kvplan.cli.token_counts import parse_positive, parse_token_count
 
 
 class Parsed(click.ParamType):
@@ -109,16 +109,10 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _positive(text: str) -> int:
-    if not text.strip().isdecimal() or not 1 <= int(text) < 2**31:
-        raise ValueError(f"{text!r} is not a whole number of at least 1 (and below 2**31)")
-    return int(text)
-
-
 SIZE = Parsed("size", parse_size)
 SIZES = Parsed("size[,size...]", _sizes)
 TOKENS = Parsed("tokens", parse_token_count)
 LENGTH = Parsed("tokens|auto", _length)
 JSON_OBJECT = Parsed("json", _json_object)
 COUNTS = Parsed("n[,n...]", _counts)
-POSITIVE = Parsed("n", _positive)
+POSITIVE = Parsed("n", parse_positive)

@@ -34,6 +34,7 @@ Exit codes: 0 all rows are written, 2 the input is wrong, 130 interrupted (rows 
 SIZES = Parsed("sizes", value_lists.parse_sizes)
 LENGTHS = Parsed("lengths", value_lists.parse_lengths)
 COUNTS = Parsed("counts", value_lists.parse_counts)
+RANKS = Parsed("counts", value_lists.parse_ranks)
 NAMES = Parsed("names", value_lists.parse_names)
 
 
@@ -46,9 +47,9 @@ def _plotted() -> Sequence[str]:
 @click.command("sweep", epilog=EPILOG)
 @click.argument("models", nargs=-1)
 @click.option("--memory", type=SIZES, help="Sizes for the KV cache of each GPU.")
-@click.option("--tp", type=COUNTS, default="1", help="Tensor parallel ranks.")
-@click.option("--pp", type=COUNTS, default="1", help="Pipeline stages.")
-@click.option("--dcp", type=COUNTS, default="1", help="Decode context parallel ranks.")
+@click.option("--tp", type=RANKS, default="1", help="Tensor parallel ranks.")
+@click.option("--pp", type=RANKS, default="1", help="Pipeline stages.")
+@click.option("--dcp", type=RANKS, default="1", help="Decode context parallel ranks.")
 @click.option("--max-model-len", type=LENGTHS, help="Tokens, or auto; the default is the model's.")
 @click.option("--kv-cache-dtype", type=NAMES, default="auto", help="E.g. auto,fp8.")
 @click.option("--block-size", type=COUNTS, help="Tokens of a block.")

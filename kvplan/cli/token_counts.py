@@ -1,4 +1,4 @@
-"""Token counts as vLLM's command line takes them: 131072, 128K, 128k, 1M, auto."""
+"""Counts; those of tokens as vLLM's command line takes them: 131072, 128K, 128k, 1M, auto."""
 
 from __future__ import annotations
 
@@ -35,3 +35,10 @@ def parse_token_count(text: str) -> int:
     if not 1 <= value <= MAX_TOKENS:
         raise ValueError(f"{text!r} is out of range: 1 to 2**53 tokens")
     return int(value)
+
+
+def parse_positive(text: str) -> int:
+    """A count of something else, such as ranks. Raises ValueError."""
+    if not re.fullmatch(r"[0-9]{1,10}", text.strip()) or not 1 <= int(text) < 2**31:
+        raise ValueError(f"{text!r} is not a whole number of at least 1 (and below 2**31)")
+    return int(text)

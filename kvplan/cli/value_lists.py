@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvplan.cli.sizes import parse_size
-from kvplan.cli.token_counts import parse_token_count
+from kvplan.cli.token_counts import parse_positive, parse_token_count
 
 #: Values of one list; more is surely a mistake.
 MAX_VALUES = 100_000
@@ -22,8 +22,13 @@ def parse_lengths(text: str) -> list[int | str]:
 
 
 def parse_counts(text: str) -> list[int]:
-    """Token or rank counts. Raises ValueError."""
+    """Token counts. Raises ValueError."""
     return _numbers(text, parse_token_count)
+
+
+def parse_ranks(text: str) -> list[int]:
+    """Numbers of ranks, stages or workers. Raises ValueError."""
+    return _numbers(text, parse_positive)
 
 
 def parse_names(text: str) -> list[str]:

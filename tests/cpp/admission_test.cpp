@@ -160,6 +160,8 @@ TEST(Admission, NoMemoryAtAll) {
     const auto auto_fit = refusal(model, fitted(config(16)));
     ASSERT_TRUE(auto_fit) << bytes;
     EXPECT_TRUE(says(auto_fit->message, "Cannot auto-fit")) << auto_fit->message;
+    EXPECT_TRUE(says(auto_fit->message, "on worker 0, where nothing is left beside the null"))
+        << auto_fit->message;
   }
 }
 

@@ -144,12 +144,13 @@ TEST(Slices, LayerOutermostLayoutIsRefused) {
 }
 
 TEST(Slices, OutOfRangeNumbersAreRefused) {
-  for (int64_t slices : {int64_t{0}, int64_t{-3}}) {
+  for (int64_t slices : {int64_t{0}, int64_t{-3}, int64_t{1} << 31, int64_t{1} << 61}) {
     TwoKinds two(slices);
     two.model.worker(int64_t{1} << 30);
     EXPECT_THROW(plan(two.model.request(), block_outermost(256)), InvalidArgument) << slices;
   }
-  TwoKinds huge(int64_t{1} << 61);
+  // No block of 64-bit size can be cut into both of two coprime numbers of slices.
+  TwoKinds huge((int64_t{1} << 31) - 1, (int64_t{1} << 31) - 3);
   huge.model.worker(int64_t{1} << 30);
   EXPECT_THROW(plan(huge.model.request(), block_outermost(256)), Overflow);
 }

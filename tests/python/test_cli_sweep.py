@@ -309,6 +309,8 @@ def test_ranges():
         (("gemma-3-27b", "--memory", "1GiB", "-o", "x.xlsx"), ".csv"),
         (("gemma-3-27b", "--memory", "1GiB", "--plot", "x.pdf"), ".svg, .html, .png"),
         (("gemma-3-27b", "--memory", "1GiB", "--plot", "no/x.svg"), "there is no folder no"),
+        (("gemma-3-27b", "--memory", "1GiB", "--tp", "1,0"), "'0' is not a whole number of at"),
+        (("gemma-3-27b", "--memory", "1GiB", "--pp", "1:4K:1"), "'4K' is not a whole number of at"),
         (("gemma-3-27b", "--memory", "1GiB", "--plot", "x.svg"), "several numbers"),
         (
             ("gemma-3-27b", "--memory", "1GiB:64GiB:1GiB", "--tp", "1:30:1", "--plot", "x.svg"),

@@ -294,3 +294,12 @@ def test_the_pool_admits_as_many_requests_as_the_plan_says(length):
         requests += 1
     assert requests >= 1, "one request of the planned length fits"
     assert requests == plan.usable_capacity_tokens // plan.max_model_len
+
+
+@pytest.mark.parametrize("slices", [0, -1, 2**31, 2**62])
+def test_groups_with_impossible_slices_are_named(slices):
+    cfg, model = sliced_config(4096), deepseek_v4_1_flash()
+    groups = kvplan.plan(cfg, [model], [1 << 30]).kv_cache_groups
+    groups[1].slices = slices
+    with pytest.raises(kvplan.InvalidArgument, match=f"slices.*{slices}"):
+        kvplan.plan(cfg, [model], [1 << 30], groups)
