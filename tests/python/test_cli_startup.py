@@ -78,3 +78,15 @@ def test_help_and_version():
     assert "Examples:" in execute("--help").stdout
     assert "Examples:" in execute("plan", "--help").stdout
     assert execute("--version").stdout.startswith("kvplan")
+
+
+def test_the_package_runs_as_a_module():
+    for module in ("kvplan", "kvplan.cli"):
+        result = subprocess.run(
+            [sys.executable, "-m", module, "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+            **surroundings(),
+        )
+        assert result.stdout.startswith("Usage: kvplan ")
