@@ -11,7 +11,6 @@ Needs torch; CUDA devices need a kvplan that was built with nvcc (docs/device.md
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +24,9 @@ import torch
 
 from kvplan import _core
 from kvplan._core import DeviceError, InvalidArgument, Plan, PlanningConfig, Unsupported
+from kvplan.arguments import in_range
 from kvplan.kv_cache_config import KVCacheConfig, iter_layer_specs
+from kvplan.placed_cache import config_and_layout, iter_placed_tensors, worker_config
 
 __all__ = [
     "PAD_SLOT_ID",
@@ -183,24 +184,6 @@ def _ids(
     return ids
 
 
-def _in_range(name: str, value: int, low: int, high: int) -> int:
-    """``value``, if it is an integer in ``[low, high)``."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InvalidArgument(f"{name}: needs an integer, got {value!r}") from None
-    if isinstance(value, bool):
-        raise InvalidArgument(f"{name}: needs an integer, got {value!r}")
-    if not low <= number < high:
-        raise InvalidArgument(f"{name}: {number} is out of range, needs to be in [{low}, {high})")
-    return number
-
-
-def _worker_config(plan: Plan, worker: int) -> KVCacheConfig:
-    configs = plan.kv_cache_configs
-    return configs[_in_range("worker", worker, 0, len(configs))]
-
-
 def _optional(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
@@ -237,7 +220,7 @@ class DeviceBlockPool:
     def __init__(
         self, num_blocks: int, device: torch.device | str = "cuda", *, ref_counts: bool = False
     ) -> None:
-        _in_range("num_blocks", num_blocks, 1, _INT32_END)
+        in_range("num_blocks", num_blocks, 1, _INT32_END)
         self._ops = _ops(torch.device(device).type)
         self.num_blocks = num_blocks
         self.device = _device(device)
@@ -337,12 +320,12 @@ class TableGroup:
 
 
 def _check_group(name: str, group: TableGroup, cp_interleave: int) -> None:
-    _in_range(f"{name}.width", group.width, 1, _INT32_END)
-    _in_range(f"{name}.block_size", group.block_size, 1, _INT32_END)
-    _in_range(f"{name}.extra_entries", group.extra_entries, 0, _INT32_END)
-    _in_range(f"{name}.window_kind", group.window_kind, 0, len(WindowKind))
+    in_range(f"{name}.width", group.width, 1, _INT32_END)
+    in_range(f"{name}.block_size", group.block_size, 1, _INT32_END)
+    in_range(f"{name}.extra_entries", group.extra_entries, 0, _INT32_END)
+    in_range(f"{name}.window_kind", group.window_kind, 0, len(WindowKind))
     smallest = 1 if group.window_kind == WindowKind.CHUNKED else 0
-    _in_range(f"{name}.window_tokens", group.window_tokens, smallest, _INT32_END)
+    in_range(f"{name}.window_tokens", group.window_tokens, smallest, _INT32_END)
     if group.dcp_sharded and group.block_size % cp_interleave:
         raise InvalidArgument(
             f"{name}.block_size: {group.block_size} is no multiple of cp_interleave={cp_interleave}"
@@ -399,13 +382,13 @@ class BlockTables:
         cp_interleave: int = 1,
     ) -> None:
         self.groups = tuple(groups)
-        self.max_num_reqs = _in_range("max_num_reqs", max_num_reqs, 1, _INT32_END)
+        self.max_num_reqs = in_range("max_num_reqs", max_num_reqs, 1, _INT32_END)
         if max_batch is None:
             max_batch = max_num_reqs
-        self.max_batch = _in_range("max_batch", max_batch, 1, _INT32_END)
-        _in_range("cp_size", cp_size, 1, _INT32_END)
-        _in_range("cp_rank", cp_rank, 0, cp_size)
-        _in_range("cp_interleave", cp_interleave, 1, _INT32_END)
+        self.max_batch = in_range("max_batch", max_batch, 1, _INT32_END)
+        in_range("cp_size", cp_size, 1, _INT32_END)
+        in_range("cp_rank", cp_rank, 0, cp_size)
+        in_range("cp_interleave", cp_interleave, 1, _INT32_END)
         self._ops = _ops(torch.device(device).type)
         self.device = _device(device)
         for i, g in enumerate(self.groups):
@@ -459,7 +442,7 @@ class BlockTables:
         config = plan.config
         groups = [
             _table_group(i, group, config, plan.max_model_len)
-            for i, group in enumerate(_worker_config(plan, worker).kv_cache_groups)
+            for i, group in enumerate(worker_config(plan, worker).kv_cache_groups)
         ]
         return cls(
             groups,
@@ -625,13 +608,13 @@ class BlockRegions:
         device: torch.device | str = "cuda",
     ) -> None:
         self.device = _device(device)
-        self.num_blocks = _in_range("num_blocks", num_blocks, 1, _INT32_END)
-        self.buffer_bytes = _in_range("buffer_bytes", buffer_bytes, 0, _INT64_END)
+        self.num_blocks = in_range("num_blocks", num_blocks, 1, _INT32_END)
+        self.buffer_bytes = in_range("buffer_bytes", buffer_bytes, 0, _INT64_END)
         self.regions = tuple(regions)
         for i, (offset, stride, size) in enumerate(self.regions):
-            _in_range(f"regions[{i}] offset", offset, 0, _INT64_END)
-            _in_range(f"regions[{i}] block stride", stride, 1, _INT64_END)
-            _in_range(f"regions[{i}] bytes", size, 0, _INT64_END)
+            in_range(f"regions[{i}] offset", offset, 0, _INT64_END)
+            in_range(f"regions[{i}] block stride", stride, 1, _INT64_END)
+            in_range(f"regions[{i}] bytes", size, 0, _INT64_END)
             if offset + (num_blocks - 1) * stride + size > buffer_bytes:
                 raise InvalidArgument(
                     f"regions[{i}]: {size} bytes at {offset} + id * {stride} leave a buffer of "
@@ -655,31 +638,19 @@ class BlockRegions:
         All groups' layers together, or those of one group; groups with different slices have
         different ids, so one must be chosen.
         """
-        config: KVCacheConfig
-        if isinstance(plan, Plan):
-            config = _worker_config(plan, worker)
-            layout = layout or plan.config.kv_cache_layout
-        else:
-            config = plan
-        if layout is None:
-            raise InvalidArgument("layout: a KVCacheConfig does not know its layout; give it")
+        config, layout = config_and_layout(plan, layout, worker)
         if group is not None and not 0 <= group < len(config.kv_cache_groups):
             raise InvalidArgument(f"group: {group} of {len(config.kv_cache_groups)}")
         placed = []
         num_blocks = set()
-        for tensor in config.kv_cache_tensors:
-            name = tensor.layers[0]
-            index, owner = next(
-                (i, g) for i, g in enumerate(config.kv_cache_groups) if name in g.layer_names
-            )
+        for index, spec, tensor in iter_placed_tensors(config):
             if group is not None and index != group:
                 continue
-            spec = getattr(owner.kv_cache_spec, "kv_cache_specs", {}).get(name)
             blocks = config.num_blocks_of(tensor)
             num_blocks.add(blocks)
             placed.append(
                 (
-                    spec or owner.kv_cache_spec,
+                    spec,
                     len(tensor.layers),
                     tensor.layer_stride,
                     tensor.block_stride,

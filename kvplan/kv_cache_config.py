@@ -62,6 +62,13 @@ def iter_layer_specs(kv_cache_spec: KVCacheSpec) -> Collection[KVCacheSpec]:
     return (kv_cache_spec,)
 
 
+def layer_spec(kv_cache_spec: KVCacheSpec, layer_name: str) -> KVCacheSpec:
+    """The spec of one of the layers that a group's spec covers."""
+    if isinstance(kv_cache_spec, UniformTypeKVCacheSpecs):
+        return kv_cache_spec.kv_cache_specs[layer_name]
+    return kv_cache_spec
+
+
 class _FromPlan:
     """A field that is made from the plan when it is first read: a plan for a thousand workers need
     not build what nobody looks at.

@@ -8,7 +8,6 @@ vllm/v1/worker/utils.py::allocate_kv_cache (0.33). The arithmetic is the core's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -16,12 +15,12 @@ from kvplan._core import (
     InconsistentSpec,
     InvalidArgument,
     Plan,
-    UniformTypeKVCacheSpecs,
     compute_kv_cache_view,
     compute_layer_kv_cache_shape_bytes,
     compute_layout_strides,
 )
-from kvplan.kv_cache_config import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from kvplan.kv_cache_config import KVCacheConfig, KVCacheTensor
+from kvplan.placed_cache import config_and_layout, iter_placed_tensors
 from kvplan.specs import KVCacheLayout, KVCacheSpec
 
 __all__ = [
@@ -115,17 +114,7 @@ def allocate_kv_cache(
 
     Mirrors vllm/v1/worker/utils.py::allocate_kv_cache (0.33).
     """
-    config: KVCacheConfig
-    if isinstance(plan, Plan):
-        configs = plan.kv_cache_configs
-        if not 0 <= worker < len(configs):
-            raise InvalidArgument(f"worker: {worker} is out of range, the plan has {len(configs)}")
-        config = configs[worker]
-        layout = layout or plan.config.kv_cache_layout
-    else:
-        config = plan
-    if layout is None:
-        raise InvalidArgument("layout: a KVCacheConfig does not know its layout; give it")
+    config, layout = config_and_layout(plan, layout, worker)
     tensors = config.kv_cache_tensors
     if not tensors:
         return {}
@@ -134,15 +123,8 @@ def allocate_kv_cache(
         raise InconsistentSpec(f"the tensors must share one buffer, but have sizes {sizes}")
     buffer = torch.zeros(sizes[0], dtype=torch.int8, device=device)
 
-    group_of = {
-        name: (i, group)
-        for i, group in reversed(list(enumerate(config.kv_cache_groups)))
-        for name in group.layer_names
-    }
     caches: dict[str, torch.Tensor] = {}
-    for tensor in tensors:
-        index, group = group_of[tensor.layers[0]]
-        spec = _layer_spec(group, tensor.layers[0])
+    for index, spec, tensor in iter_placed_tensors(config):
         if not spec.has_layer_views:
             caches.update((name, buffer) for name in tensor.layers)
             continue
@@ -163,10 +145,3 @@ def kv_cache_buffer(caches: dict[str, torch.Tensor]) -> torch.Tensor:
         raise InvalidArgument(f"caches: the views lie in {len(storages)} buffers, must be in one")
     (cache,) = storages.values()
     return torch.empty(0, dtype=torch.int8, device=cache.device).set_(cache.untyped_storage())
-
-
-def _layer_spec(group: KVCacheGroupSpec, name: str) -> Any:
-    spec = group.kv_cache_spec
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        return spec.kv_cache_specs[name]
-    return spec

@@ -8,6 +8,7 @@ from typing import Any
 
 import kvplan
 from kvplan.cli.spec_words import group_words, spec_words
+from kvplan.kv_cache_config import layer_spec
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,10 @@ def block_map(plan: kvplan.Plan) -> BlockMap:
     config = plan.kv_cache_configs[plan.limiting_worker]
     groups = []
     for index, group in enumerate(config.kv_cache_groups):
-        by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
         pages: list[Page] = []
         start = 0
         for name in group.layer_names:
-            spec: Any = group.kv_cache_spec if by_layer is None else by_layer[name]
+            spec = layer_spec(group.kv_cache_spec, name)
             page, content = spec.page_size_bytes, content_bytes(spec)
             pages.append(
                 Page(name, layer_label(name), spec_words(spec), start, content, page - content)

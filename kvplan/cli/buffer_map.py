@@ -8,6 +8,7 @@ from typing import Any
 import kvplan
 from kvplan.cli.block_map import content_bytes, layer_label
 from kvplan.cli.spec_words import spec_words
+from kvplan.kv_cache_config import layer_spec
 
 #: Blocks of the pool that are drawn where blocks are the outermost axis.
 DRAWN_BLOCKS = 2
@@ -83,10 +84,9 @@ def buffer_map(plan: kvplan.Plan) -> BufferMap:
     first_pages: list[Part] = []
     page_stride = 0
     for group in config.kv_cache_groups:
-        by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
         row: list[Part] = []
         for name in group.layer_names:
-            spec = group.kv_cache_spec if by_layer is None else by_layer[name]
+            spec = layer_spec(group.kv_cache_spec, name)
             page = _Page(name, spec, *placed[name], layout, plan.num_blocks, group.slices)
             if is_layer_major:
                 row.append(page.whole_part())
