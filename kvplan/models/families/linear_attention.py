@@ -57,15 +57,7 @@ def gated_delta(context: FamilyContext) -> ModelLayers:
     text, options = context.text, context.options
     kinds = _kinds(text)
     kv_heads, head_size = text.num_kv_heads, text.head_size
-    shapes = gated_delta_shapes(
-        context.tp,
-        text.size("linear_num_key_heads"),
-        text.size("linear_num_value_heads"),
-        text.size("linear_key_head_dim"),
-        text.size("linear_value_head_dim"),
-        text.size("linear_conv_kernel_dim"),
-        options.num_speculative_tokens,
-    )
+    shapes = gated_delta_shapes(context.tp, text, options.num_speculative_tokens)
     ssm_dtype = text.own("mamba_ssm_dtype") if context.setting("own_ssm_dtype") else None
     dtypes = state_dtypes(options, context.dtype, ssm_dtype=ssm_dtype)
     exports = context.setting("exports_checkpoints", True) and uses_flashinfer_prefill(context)

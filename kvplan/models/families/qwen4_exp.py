@@ -82,15 +82,7 @@ def _layers(context: FamilyContext, i: int, kind: str, *, has_ngrams: bool) -> I
         yield StateLayer(
             name=f"{base}.linear_attn",
             index=i,
-            shapes=gated_delta_shapes(
-                context.tp,
-                text.size("linear_num_key_heads"),
-                text.size("linear_num_value_heads"),
-                text.size("linear_key_head_dim"),
-                text.size("linear_value_head_dim"),
-                text.size("linear_conv_kernel_dim"),
-                options.num_speculative_tokens,
-            ),
+            shapes=gated_delta_shapes(context.tp, text, options.num_speculative_tokens),
             dtypes=dtypes,
             mamba_type="gdn_attn",
             checkpoint_alignment=FLASHINFER_CHECKPOINT if exports else None,

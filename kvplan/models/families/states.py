@@ -7,6 +7,7 @@ order.
 
 from __future__ import annotations
 
+from kvplan.models.config_view import ConfigView
 from kvplan.models.errors import ModelError
 from kvplan.models.options import ModelOptions
 from kvplan.models.parallel import divide
@@ -44,16 +45,13 @@ def mamba2_shapes(
     return (conv_kernel - 1 + num_speculative, channels), (heads, head_dim, state)
 
 
-def gated_delta_shapes(
-    tp: int,
-    num_key_heads: int,
-    num_value_heads: int,
-    key_head_dim: int,
-    value_head_dim: int,
-    conv_kernel: int,
-    num_speculative: int = 0,
-) -> Shapes:
-    """Convolution and recurrent state of gated delta networks."""
+def gated_delta_shapes(tp: int, text: ConfigView, num_speculative: int = 0) -> Shapes:
+    """Convolution and recurrent state of the gated delta networks that a text config describes."""
+    num_key_heads = text.size("linear_num_key_heads")
+    num_value_heads = text.size("linear_num_value_heads")
+    key_head_dim = text.size("linear_key_head_dim")
+    value_head_dim = text.size("linear_value_head_dim")
+    conv_kernel = text.size("linear_conv_kernel_dim")
     channels = 2 * key_head_dim * num_key_heads + value_head_dim * num_value_heads
     channels = divide(channels, tp, "the linear attention's convolution size")
     heads = divide(num_value_heads, tp, "linear_num_value_heads")
