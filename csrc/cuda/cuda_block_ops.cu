@@ -226,6 +226,23 @@ const char* launch_tiles(void (*kernel)(Parameters...), const Args& args, int64_
   return launch(kernel, dim3(grid), kTileThreads, stream, args, tiles_per_region);
 }
 
+/// Calls `launch` with a value of the type that a thread moves at once.
+template <class Launch>
+const char* with_vector(int32_t vector_bytes, Launch launch) {
+  switch (vector_bytes) {
+    case 16:
+      return launch(uint4{});
+    case 8:
+      return launch(uint2{});
+    case 4:
+      return launch(uint32_t{});
+    case 2:
+      return launch(uint16_t{});
+    default:
+      return launch(uint8_t{});
+  }
+}
+
 namespace launchers {
 
 const char* reset_pool(const Pool& pool, void* stream) {
@@ -258,33 +275,15 @@ const char* gather_tables(const GatherTables& args, void* stream) {
 }
 
 const char* zero_blocks(const ZeroBlocks& args, void* stream) {
-  switch (args.vector_bytes) {
-    case 16:
-      return launch_tiles(zero_blocks_kernel<uint4>, args, args.num_ids, stream);
-    case 8:
-      return launch_tiles(zero_blocks_kernel<uint2>, args, args.num_ids, stream);
-    case 4:
-      return launch_tiles(zero_blocks_kernel<uint32_t>, args, args.num_ids, stream);
-    case 2:
-      return launch_tiles(zero_blocks_kernel<uint16_t>, args, args.num_ids, stream);
-    default:
-      return launch_tiles(zero_blocks_kernel<uint8_t>, args, args.num_ids, stream);
-  }
+  return with_vector(args.vector_bytes, [&](auto vector) {
+    return launch_tiles(zero_blocks_kernel<decltype(vector)>, args, args.num_ids, stream);
+  });
 }
 
 const char* copy_blocks(const CopyBlocks& args, void* stream) {
-  switch (args.vector_bytes) {
-    case 16:
-      return launch_tiles(copy_blocks_kernel<uint4>, args, args.num_pairs, stream);
-    case 8:
-      return launch_tiles(copy_blocks_kernel<uint2>, args, args.num_pairs, stream);
-    case 4:
-      return launch_tiles(copy_blocks_kernel<uint32_t>, args, args.num_pairs, stream);
-    case 2:
-      return launch_tiles(copy_blocks_kernel<uint16_t>, args, args.num_pairs, stream);
-    default:
-      return launch_tiles(copy_blocks_kernel<uint8_t>, args, args.num_pairs, stream);
-  }
+  return with_vector(args.vector_bytes, [&](auto vector) {
+    return launch_tiles(copy_blocks_kernel<decltype(vector)>, args, args.num_pairs, stream);
+  });
 }
 
 }  // namespace launchers
