@@ -3,27 +3,16 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <random>
 #include <set>
 
 #include "../../fuzz/model_from_source.h"
 #include "describe_plan.h"
 #include "expect_valid.h"
 #include "kvplan/kvplan.h"
+#include "random_source.h"
 
 namespace kvplan::testing {
 namespace {
-
-class RandomSource {
- public:
-  explicit RandomSource(uint64_t seed) : rng_(seed) {}
-  int64_t pick(int64_t low, int64_t high) {
-    return std::uniform_int_distribution<int64_t>(low, high)(rng_);
-  }
-
- private:
-  std::mt19937_64 rng_;
-};
 
 // vLLM's placement has flaws in LHBNC, which the plan keeps and warns of.
 bool has_stride_warning(const Plan& plan) {

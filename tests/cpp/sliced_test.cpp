@@ -14,6 +14,7 @@
 #include "kvplan/errors.h"
 #include "model_builder.h"
 #include "planning/sliced/slice_search.h"
+#include "random_source.h"
 
 namespace kvplan::testing {
 namespace {
@@ -444,17 +445,6 @@ TEST(Sliced, BlocksAreScaledWhereTheirPagesThenPadLess) {
   const Plan plan = checked_plan(model.request(), sliced_config(65536));
   EXPECT_EQ((*plan.specs)[plan.groups[0].spec].block_size, 64);
 }
-
-class RandomSource {
- public:
-  explicit RandomSource(uint64_t seed) : rng_(seed) {}
-  int64_t pick(int64_t low, int64_t high) {
-    return std::uniform_int_distribution<int64_t>(low, high)(rng_);
-  }
-
- private:
-  std::mt19937_64 rng_;
-};
 
 /// Pipeline stages, DCP, padded pages, hidden states, drafts, Mamba, plugins' specs: whatever is
 /// asked for, the answer is an error or a plan that keeps the contract.

@@ -33,15 +33,7 @@ REQUEST = to_request(
 )
 
 
-@pytest.fixture(autouse=True)
-def clean(monkeypatch):
-    """Nothing installed, nothing counted; each test installs when it wants to."""
-    monkeypatch.setenv("KVPLAN_BLOCK_POOL", "0")
-    for name in ("VERIFY", "RECORD", "GROUPING", "MAX_GROUPS", "VLLM_FLOW", "DISABLE"):
-        monkeypatch.delenv(f"KVPLAN_{name}", raising=False)
-    report.reset()
-    yield
-    kvplan.vllm.uninstall()
+pytestmark = pytest.mark.usefixtures("nothing_installed")
 
 
 @pytest.fixture

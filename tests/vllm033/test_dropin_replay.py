@@ -18,7 +18,7 @@ from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.core import kv_cache_planning as planning
 
 import kvplan.vllm
-from kvplan.vllm import grouping, report
+from kvplan.vllm import grouping
 
 PACKAGES = Path(kvplan.__file__).resolve().parents[1]  # of the kvplan under test
 
@@ -37,14 +37,7 @@ REQUESTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def clean(monkeypatch):
-    monkeypatch.setenv("KVPLAN_BLOCK_POOL", "0")
-    for name in ("VERIFY", "RECORD", "GROUPING", "MAX_GROUPS", "VLLM_FLOW", "DISABLE"):
-        monkeypatch.delenv(f"KVPLAN_{name}", raising=False)
-    report.reset()
-    yield
-    kvplan.vllm.uninstall()
+pytestmark = pytest.mark.usefixtures("nothing_installed")
 
 
 def replay(path):
