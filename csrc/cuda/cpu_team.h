@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 /// Teams of one CPU thread for the steps of steps.h.
@@ -38,6 +39,12 @@ class CpuTeam {
     *target += value;
     return before;
   }
+  int32_t fetch_and(int32_t* target, int32_t bits) {
+    const int32_t before = *target;
+    *target &= bits;
+    return before;
+  }
+  int32_t exchange(int32_t* target, int32_t value) { return std::exchange(*target, value); }
   void fetch_max(int32_t* target, int32_t value) { *target = std::max(*target, value); }
   void fetch_or(int32_t* target, int32_t bits) { *target |= bits; }
 };

@@ -1,104 +1,57 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cub/block/block_scan.cuh>
 
+#include "cuda/cuda_team.cuh"
 #include "cuda/steps.h"
 #include "kvplan/cuda/cuda_block_ops.h"
 
 namespace kvplan::cuda {
 namespace {
 
-constexpr int kTeamThreads = 1024;
 constexpr int kTileThreads = 256;
 constexpr int kGatherThreads = 256;
 // Enough thread blocks in flight to keep the memory busy.
 constexpr int kTileBlocksPerMultiprocessor = 8;
 
-using TeamScan = cub::BlockScan<int64_t, kTeamThreads, cub::BLOCK_SCAN_WARP_SCANS>;
-
-/// One thread block as the team of steps.h.
-class CudaTeam {
- public:
-  __device__ explicit CudaTeam(TeamScan::TempStorage& scan_storage) : scan_storage_(scan_storage) {}
-
-  template <class F>
-  __device__ void for_each(int64_t n, F f) {
-    for (int64_t i = threadIdx.x; i < n; i += kTeamThreads) f(i);
-    __syncthreads();
-  }
-
-  template <class Value, class Store>
-  __device__ int64_t scan(int64_t n, Value value, Store store) {
-    int64_t sum = 0;
-    for (int64_t base = 0; base < n; base += kTeamThreads) {
-      const int64_t i = base + threadIdx.x;
-      const int64_t v = i < n ? value(i) : 0;
-      int64_t before = 0;
-      int64_t chunk = 0;
-      TeamScan(scan_storage_).ExclusiveSum(v, before, chunk);
-      // All values of a chunk are read before the first of them is stored; scan_storage_ is free
-      // again, too.
-      __syncthreads();
-      if (i < n) store(i, sum + before, v);
-      sum += chunk;
-    }
-    __syncthreads();
-    return sum;
-  }
-
-  template <class F>
-  __device__ void once(F f) {
-    if (threadIdx.x == 0) f();
-    __syncthreads();
-  }
-
-  __device__ int32_t fetch_add(int32_t* target, int32_t value) { return atomicAdd(target, value); }
-  __device__ void fetch_max(int32_t* target, int32_t value) { atomicMax(target, value); }
-  __device__ void fetch_or(int32_t* target, int32_t bits) { atomicOr(target, bits); }
-
- private:
-  TeamScan::TempStorage& scan_storage_;
-};
-
 __global__ void __launch_bounds__(kTeamThreads)
     reset_pool_kernel(const __grid_constant__ Pool pool) {
-  __shared__ TeamScan::TempStorage storage;
+  __shared__ CudaTeam::Storage storage;
   CudaTeam team(storage);
   reset_pool_steps(team, pool);
 }
 
 __global__ void __launch_bounds__(kTeamThreads)
     allocate_kernel(const __grid_constant__ Pool pool, const __grid_constant__ Allocate args) {
-  __shared__ TeamScan::TempStorage storage;
+  __shared__ CudaTeam::Storage storage;
   CudaTeam team(storage);
   allocate_steps(team, pool, args);
 }
 
 __global__ void __launch_bounds__(kTeamThreads)
     release_kernel(const __grid_constant__ Pool pool, const int32_t* ids, int64_t num_ids) {
-  __shared__ TeamScan::TempStorage storage;
+  __shared__ CudaTeam::Storage storage;
   CudaTeam team(storage);
   release_steps(team, pool, num_ids, [ids](int64_t k) { return ids[k]; });
 }
 
 __global__ void __launch_bounds__(kTeamThreads)
     touch_kernel(const __grid_constant__ Pool pool, const int32_t* ids, int64_t num_ids) {
-  __shared__ TeamScan::TempStorage storage;
+  __shared__ CudaTeam::Storage storage;
   CudaTeam team(storage);
   touch_steps(team, pool, ids, num_ids);
 }
 
 __global__ void __launch_bounds__(kTeamThreads)
     append_slots_kernel(const __grid_constant__ AppendSlots args) {
-  __shared__ TeamScan::TempStorage storage;
+  __shared__ CudaTeam::Storage storage;
   CudaTeam team(storage);
   append_slots_steps(team, args);
 }
 
 __global__ void __launch_bounds__(kTeamThreads)
     release_rows_kernel(const __grid_constant__ ReleaseRows args) {
-  __shared__ TeamScan::TempStorage storage;
+  __shared__ CudaTeam::Storage storage;
   CudaTeam team(storage);
   release_rows_steps(team, args);
 }

@@ -88,7 +88,7 @@ KVPLAN_STEP void release_steps(Team& team, const Pool& pool, int64_t count, IdAt
   if (pool.ref_counts != nullptr) {
     team.for_each(count, [&](int64_t k) {
       const int32_t id = id_at(k);
-      if (is_block(pool, id)) pool.last_use[id] = 0;
+      if (is_block(pool, id)) team.exchange(&pool.last_use[id], 0);  // it may be there twice
     });
   }
   team.once([&] {

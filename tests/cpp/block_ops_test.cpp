@@ -16,6 +16,7 @@
 #include "cuda/steps.h"
 #include "kvplan/block_pool.h"
 #include "kvplan/errors.h"
+#include "tested_ops.h"
 
 namespace kvplan::cuda {
 namespace {
@@ -31,7 +32,7 @@ struct HostPool {
       pool.ref_counts = ref_counts.data();
       pool.last_use = last_use.data();
     }
-    reset_pool(cpu_block_ops(), pool);
+    reset_pool(tested_ops(), pool);
   }
 
   /// In the order in which they will be handed out.
@@ -75,7 +76,7 @@ struct Allocation {
 };
 
 TEST(BlockOps, RandomSequencesLikeTheHostPool) {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < static_cast<uint64_t>(rounds(60)); ++seed) {
     std::mt19937_64 random(seed);
     const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
     const bool counted = seed % 2 == 1;
@@ -92,7 +93,7 @@ TEST(BlockOps, RandomSequencesLikeTheHostPool) {
         std::vector<int32_t> counts(static_cast<size_t>(below(6)));
         for (int32_t& c : counts) c = static_cast<int32_t>(below(9));
         Allocation a(counts, 64);
-        allocate(cpu_block_ops(), device.pool, a.args);
+        allocate(tested_ops(), device.pool, a.args);
         Allocation b(counts, 64);
         allocate_steps(shuffled, other.pool, b.args);
         EXPECT_EQ(a.ids, b.ids);
@@ -119,14 +120,14 @@ TEST(BlockOps, RandomSequencesLikeTheHostPool) {
         if (below(3) == 0) ids.insert(ids.begin() + below(1 + ids.size()), kNullBlock);
         host.free_blocks(ids);
         const auto n = static_cast<int64_t>(ids.size());
-        release(cpu_block_ops(), device.pool, ids.data(), n);
+        release(tested_ops(), device.pool, ids.data(), n);
         release_steps(shuffled, other.pool, n, [&](int64_t k) { return ids[k]; });
       } else if (counted && !held.empty()) {
         std::vector<BlockId> ids;
         for (int64_t i = below(4); i > 0; --i) ids.push_back(held[below(held.size())]);
         host.touch(ids);
         held.insert(held.end(), ids.begin(), ids.end());
-        touch(cpu_block_ops(), device.pool, ids.data(), static_cast<int64_t>(ids.size()));
+        touch(tested_ops(), device.pool, ids.data(), static_cast<int64_t>(ids.size()));
         touch_steps(shuffled, other.pool, ids.data(), static_cast<int64_t>(ids.size()));
       }
       ASSERT_EQ(device.free_order(), host.free_block_ids()) << "seed " << seed << " step " << step;
@@ -149,7 +150,7 @@ TEST(BlockOps, RandomSequencesLikeTheHostPool) {
 TEST(BlockOps, AllOrNothingForEachRequest) {
   HostPool device(6, false);  // five blocks
   Allocation a({2, 4, 3, 1, -1, 0}, 16);
-  allocate(cpu_block_ops(), device.pool, a.args);
+  allocate(tested_ops(), device.pool, a.args);
   EXPECT_EQ(a.status,
             (std::vector<int32_t>{kOk, kOutOfBlocks, kOk, kOutOfBlocks, kBadRequest, kOk}));
   EXPECT_EQ(a.of(0), (std::vector<BlockId>{1, 2}));
@@ -159,7 +160,7 @@ TEST(BlockOps, AllOrNothingForEachRequest) {
 
   HostPool wide(20, false);
   Allocation narrow({3, 4, 2}, 5);
-  allocate(cpu_block_ops(), wide.pool, narrow.args);
+  allocate(tested_ops(), wide.pool, narrow.args);
   EXPECT_EQ(narrow.status, (std::vector<int32_t>{kOk, kTableTooNarrow, kOk}));
   EXPECT_EQ(wide.state[kNumFree], 14);
 }
@@ -168,16 +169,16 @@ TEST(BlockOps, WrongReleasesAreReportedAndLeftOut) {
   for (const bool counted : {false, true}) {
     HostPool device(5, counted);
     Allocation a({4}, 4);
-    allocate(cpu_block_ops(), device.pool, a.args);
+    allocate(tested_ops(), device.pool, a.args);
     const std::vector<BlockId> bad{2, 99, -1, 0};
-    release(cpu_block_ops(), device.pool, bad.data(), 4);
+    release(tested_ops(), device.pool, bad.data(), 4);
     EXPECT_EQ(device.state[kPoolErrors], kBadBlockId);
     EXPECT_EQ(device.free_order(), (std::vector<BlockId>{2}));
     const std::vector<BlockId> again{1, 3, 4, 3, 4, 1};
-    release(cpu_block_ops(), device.pool, again.data(), 6);
+    release(tested_ops(), device.pool, again.data(), 6);
     EXPECT_EQ(device.state[kNumFree], 4);
     EXPECT_EQ(device.state[kPoolErrors], kBadBlockId | (counted ? kBlockNotInUse : kTooManyFree));
-    reset_pool(cpu_block_ops(), device.pool);
+    reset_pool(tested_ops(), device.pool);
     EXPECT_EQ(device.state[kPoolErrors], 0);
     EXPECT_EQ(device.free_order(), (std::vector<BlockId>{1, 2, 3, 4}));
   }
@@ -366,7 +367,7 @@ class Model {
 TEST(AppendSlots, RandomBatchesLikeTheModel) {
   int out_of_blocks = 0;
   int dropped_steps = 0;
-  for (uint64_t seed = 0; seed < 150; ++seed) {
+  for (uint64_t seed = 0; seed < static_cast<uint64_t>(rounds(150)); ++seed) {
     std::mt19937_64 random(seed);
     const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
     ContextParallel cp;
@@ -420,7 +421,7 @@ TEST(AppendSlots, RandomBatchesLikeTheModel) {
         tokens += count;
       }
       const AppendSlots args = tables.append_args(device.pool, b, &n);
-      append_slots(cpu_block_ops(), args);
+      append_slots(tested_ops(), args);
       append_slots_steps(shuffled, other_tables.append_args(other.pool, b, &n));
 
       const int64_t free_before = model.pool.num_free_blocks();
@@ -488,7 +489,7 @@ TEST(AppendSlots, RandomBatchesLikeTheModel) {
         released.pool = device.pool;
         released.workspace = tables.workspace.data();
         tables.fill(released.groups);
-        release_rows(cpu_block_ops(), released);
+        release_rows(tested_ops(), released);
         released.pool = other.pool;
         released.workspace = other_tables.workspace.data();
         other_tables.fill(released.groups);
@@ -500,8 +501,8 @@ TEST(AppendSlots, RandomBatchesLikeTheModel) {
       }
     }
   }
-  EXPECT_GT(out_of_blocks, 200);
-  EXPECT_GT(dropped_steps, 200);
+  EXPECT_GT(out_of_blocks, rounds(200));
+  EXPECT_GT(dropped_steps, rounds(200));
 }
 
 TEST(AppendSlots, BadRequestsAreFlaggedAndNothingElseChanges) {
@@ -509,7 +510,7 @@ TEST(AppendSlots, BadRequestsAreFlaggedAndNothingElseChanges) {
   const std::vector<Group> groups{{.block_size = 4}};
   Tables tables(groups, 4, 3, 6, 20, {});
   Batch b{{0, 1, 4, -2, 2, 3}, {0, -1, 0, 0, 0, 0}, {2, 1, 1, 1, 13, 3}};
-  append_slots(cpu_block_ops(), tables.append_args(device.pool, b, nullptr));
+  append_slots(tested_ops(), tables.append_args(device.pool, b, nullptr));
   EXPECT_EQ(tables.status, (std::vector<int32_t>{kOk, kBadRequest, kBadRequest, kBadRequest,
                                                  kTableTooNarrow, kTooManyTokens}));
   EXPECT_EQ(device.state[kNumFree], 98);
@@ -521,7 +522,7 @@ TEST(AppendSlots, BadRequestsAreFlaggedAndNothingElseChanges) {
   Batch huge{
       {0, 1, 2, 3, -1, -1}, {4, 0, 2147483647, 0, 0, 0}, {1, 2147483647, 2147483647, 0, 0, 0}};
   tables.num_entries[0][0] = 2147483647;
-  append_slots(cpu_block_ops(), tables.append_args(device.pool, huge, nullptr));
+  append_slots(tested_ops(), tables.append_args(device.pool, huge, nullptr));
   EXPECT_EQ(tables.status[1], kTooManyTokens);
   EXPECT_EQ(tables.status[2], kTooManyTokens);
   EXPECT_EQ(tables.num_entries[0][0], 3);
@@ -537,7 +538,7 @@ TEST(AppendSlots, ArgumentsAreCheckedBeforeAnything) {
     AppendSlots bad = good;
     change(bad);
     try {
-      append_slots(cpu_block_ops(), bad);
+      append_slots(tested_ops(), bad);
       FAIL() << name;
     } catch (const InvalidArgument& e) {
       EXPECT_NE(std::string(e.what()).find(name), std::string::npos) << e.what();
@@ -566,7 +567,7 @@ TEST(AppendSlots, ArgumentsAreCheckedBeforeAnything) {
         a.groups[0].dcp_sharded = true;
       },
       "groups[0].block_size");
-  append_slots(cpu_block_ops(), good);
+  append_slots(tested_ops(), good);
   EXPECT_EQ(tables.status[0], kOk);
 }
 
@@ -576,7 +577,7 @@ TEST(GatherTables, WindowsAndPadding) {
                                   {.block_size = 4, .window = {WindowKind::kSliding, 5}}};
   Tables tables(groups, 3, 8, 2, 32, {});
   Batch b{{2, 0}, {0, 0}, {13, 5}};
-  append_slots(cpu_block_ops(), tables.append_args(device.pool, b, nullptr));
+  append_slots(tested_ops(), tables.append_args(device.pool, b, nullptr));
   const auto row = tables.row(1, 2);
   ASSERT_EQ(row.size(), 4U);
 
@@ -594,7 +595,7 @@ TEST(GatherTables, WindowsAndPadding) {
     a.out[g] = out[g].data();
     a.out_stride[g] = 9;
   }
-  gather_tables(cpu_block_ops(), a);
+  gather_tables(tested_ops(), a);
   const std::vector<int32_t> first(out[1].begin(), out[1].begin() + 9);
   // Positions 8 to 12 are read by the token at 13; entries beyond the row's stay.
   EXPECT_EQ(first, (std::vector<int32_t>{0, 0, row[2], row[3], 55, 55, 55, 55, 55}));
@@ -602,7 +603,7 @@ TEST(GatherTables, WindowsAndPadding) {
   EXPECT_EQ(padding, (std::vector<int32_t>{0, 0, 0, 0, 0, 0, 0, 0, 55}));
   EXPECT_EQ(out[0][18], tables.row(0, 0)[0]);
   a.context_lens = nullptr;
-  gather_tables(cpu_block_ops(), a);
+  gather_tables(tested_ops(), a);
   EXPECT_EQ(out[1][0], row[0]);
 }
 
@@ -624,7 +625,7 @@ TEST(ZeroAndCopy, ExactlyTheRegionsOfTheBlocks) {
                   .num_ids = 2,
                   .ids = ids.data(),
                   .errors = &errors};
-  zero_blocks(cpu_block_ops(), zero);
+  zero_blocks(tested_ops(), zero);
   std::vector<uint8_t> expected = before;
   for (int32_t id : {2, 0}) {
     for (const BlockRegion& r : regions) {
@@ -634,13 +635,13 @@ TEST(ZeroAndCopy, ExactlyTheRegionsOfTheBlocks) {
   EXPECT_EQ(buffer, expected);
   EXPECT_EQ(errors, 0);
   zero.num_ids = 4;
-  zero_blocks(cpu_block_ops(), zero);
+  zero_blocks(tested_ops(), zero);
   EXPECT_EQ(buffer, expected);
   EXPECT_EQ(errors, kBadBlockId);
   const int32_t none = 0;
   buffer = before;
   zero.ids_used = &none;
-  zero_blocks(cpu_block_ops(), zero);
+  zero_blocks(tested_ops(), zero);
   EXPECT_EQ(buffer, before);
 
   const std::vector<int32_t> sources{1, 4};
@@ -657,7 +658,7 @@ TEST(ZeroAndCopy, ExactlyTheRegionsOfTheBlocks) {
                         .sources = sources.data(),
                         .targets = targets.data(),
                         .errors = &errors};
-  copy_blocks(cpu_block_ops(), copy);
+  copy_blocks(tested_ops(), copy);
   expected = before;
   for (const BlockRegion& r : regions) {
     std::copy_n(before.begin() + r.offset + r.block_stride, r.size,
@@ -681,7 +682,7 @@ TEST(ZeroAndCopy, WidestAccess) {
                   .vector_bytes = 4,
                   .num_blocks = 1,
                   .num_ids = 1};
-  EXPECT_THROW(zero_blocks(cpu_block_ops(), zero), InvalidArgument);
+  EXPECT_THROW(zero_blocks(tested_ops(), zero), InvalidArgument);
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// The CUDA operations against the CPU's, and 10,000 replays of a captured step. Exit code 77: no
-// GPU. Under compute-sanitizer, pass a smaller number of replays:
+// The CUDA operations against the CPU's, and replays of a captured step (10,000, or the first
+// argument; the second: steps of random batches). Exit code 77: no GPU. Under compute-sanitizer:
 //   compute-sanitizer --tool memcheck  cuda_block_ops_test 50
 //   compute-sanitizer --tool racecheck cuda_block_ops_test 50
+// The emulation (tests/cuda/emulation) runs it without a GPU.
 #include "kvplan/cuda/cuda_block_ops.h"
 
 #include <cuda_runtime.h>
@@ -155,12 +156,12 @@ void expect_equal(const Side& a, const Side& b) {
   expect(a.query_starts.get() == b.query_starts.get(), "query starts");
 }
 
-void random_batches(bool counted) {
+void random_batches(bool counted, int steps) {
   std::mt19937 random(counted ? 1 : 2);
   Side cpu(cpu_block_ops(), false, counted);
   Side gpu(cuda_block_ops(), true, counted);
   std::vector<int32_t> lengths(kRows, 0);
-  for (int step = 0; step < 200; ++step) {
+  for (int step = 0; step < steps; ++step) {
     std::vector<int32_t> rows(kRows), context(kRows), tokens(kRows);
     std::iota(rows.begin(), rows.end(), 0);
     std::shuffle(rows.begin(), rows.end(), random);
@@ -261,9 +262,11 @@ int main(int argc, char** argv) {
     std::puts("skipped: no GPU");
     return 77;
   }
-  random_batches(false);
-  random_batches(true);
+  const int replays = argc > 1 ? std::atoi(argv[1]) : 10000;
+  const int steps = argc > 2 ? std::atoi(argv[2]) : 200;
+  random_batches(false, steps);
+  random_batches(true, steps);
   zero_and_copy();
-  replay(argc > 1 ? std::atoi(argv[1]) : 10000);
+  replay(replays);
   std::puts("all right");
 }

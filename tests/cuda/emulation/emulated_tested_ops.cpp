@@ -1,0 +1,9 @@
+#include "kvplan/cuda/cuda_block_ops.h"
+#include "tested_ops.h"
+
+namespace kvplan::cuda {
+
+const BlockOps& tested_ops() { return cuda_block_ops(); }
+int rounds(int n) { return n / 4; }
+
+}  // namespace kvplan::cuda
