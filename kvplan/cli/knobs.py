@@ -148,7 +148,11 @@ def _needed_by_slices(given: PlannerInput, needed: int) -> int:
 
 def plan_with_plenty(question: Question) -> kvplan.Plan | None:
     """The plan with more memory than any request needs, at the length asked for."""
-    given = question.planner_input()
+    return plan_given_plenty(question.planner_input())
+
+
+def plan_given_plenty(given: PlannerInput) -> kvplan.Plan | None:
+    """The same for what a question came to."""
     config = given.config.replace(auto_fit=False, num_gpu_blocks_override=None)
     memory = [PLENTY] * len(given.kv_cache_specs)
     try:

@@ -10,6 +10,7 @@ import click
 from kvplan.cli.failures import FITS
 from kvplan.cli.sizes import format_size
 from kvplan.cli.tables import Column, FittingTable
+from kvplan.cli.token_counts import format_token_count
 
 EPILOG = """\b
 Examples:
@@ -40,13 +41,13 @@ def command(architectures: bool, as_json: bool) -> int:
 
 def _row(name: str) -> dict[str, Any]:
     """What one GPU would hold of a request of the model's full length."""
-    from kvplan.cli.knobs import PLENTY, plan_with_plenty
+    from kvplan.cli.knobs import PLENTY, plan_given_plenty
     from kvplan.cli.question import ModelQuestion
     from kvplan.models import ModelOptions, load
 
     question = ModelQuestion(load(name), ModelOptions(), memory=(PLENTY,))
     given = question.planner_input()
-    plan = plan_with_plenty(question)
+    plan = plan_given_plenty(given)
     return {
         "name": name,
         "architecture": given.facts["architecture"],
@@ -74,7 +75,8 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         table.add_row(
             row["name"],
             row["architecture"],
-            *(f"{row[key]:,}" for key in ("layers", "groups", "max_model_len")),
+            *(f"{row[key]:,}" for key in ("layers", "groups")),
+            format_token_count(row["max_model_len"]),
             format_size(row["bytes_per_token"]),
             format_size(row["fixed_bytes_per_request"]),
         )

@@ -37,6 +37,14 @@ def parse_token_count(text: str) -> int:
     return int(value)
 
 
+def format_token_count(tokens: int) -> str:
+    """The shortest way to write a count exactly: 1M, 128K, or all its digits."""
+    for unit in ("M", "K"):
+        if tokens and tokens % _FACTORS[unit] == 0:
+            return f"{tokens // _FACTORS[unit]:,}{unit}"
+    return f"{tokens:,}"
+
+
 def parse_positive(text: str) -> int:
     """A count of something else, such as ranks. Raises ValueError."""
     if not re.fullmatch(r"[0-9]{1,10}", text.strip()) or not 1 <= int(text) < 2**31:

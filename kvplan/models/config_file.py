@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,20 @@ MAX_CONFIG_BYTES = 16 << 20
 _GGUF_HELP = "GGUF metadata is not read. Give the original model's config.json"
 
 
+#: An error names at most this many built-in models; 'kvplan models' lists them all.
+_MAX_SUGGESTIONS = 8
+
+
 def builtin_models() -> list[str]:
     """Names of the models whose published configs come with kvplan, sorted."""
+    return list(_builtin_names())
+
+
+@cache
+def _builtin_names() -> tuple[str, ...]:
     files = resources.files("kvplan.models") / "configs"
-    return sorted(
-        entry.name.removesuffix(".json")
-        for entry in files.iterdir()
-        if entry.name.endswith(".json")
-    )
+    names = (entry.name for entry in files.iterdir())
+    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
 
 
 def read_config(model: str | Path) -> tuple[dict[str, Any], str]:
@@ -116,14 +123,26 @@ def snapshot_directory(directory: Path) -> Path:
 
 
 def _not_found(name: str) -> str:
-    known = builtin_models()
-    typed = name.lower()
-    near = [k for k in known if typed in k] or difflib.get_close_matches(typed, known, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    known = _builtin_names()
     return (
         f"no such model {name!r}: neither a file or directory nor a built-in name nor a Hub id "
-        f"(org/name).{hint} Built in: {', '.join(known)}"
+        f"(org/name).{_suggestion(name.lower(), known)} 'kvplan models' lists the {len(known)} "
+        "built-in names"
     )
+
+
+def _suggestion(typed: str, known: tuple[str, ...]) -> str:
+    """What to append: the names that hold what was typed, or begin it, or are spelled like it."""
+    near = [name for name in known if name == typed] or [name for name in known if typed in name]
+    if not near:
+        near = sorted((name for name in known if typed.startswith(name)), key=len)[-1:]
+    if not near:
+        near = difflib.get_close_matches(typed, known, n=1)
+    if not near:
+        return ""
+    more = ", ..." if len(near) > _MAX_SUGGESTIONS else ""
+    which = "one of " if len(near) > 1 else ""
+    return f" Did you mean {which}{', '.join(near[:_MAX_SUGGESTIONS])}{more}?"
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from built_in_kinds import KINDS
 from cli_runner import run
 
-from kvplan import models
 from kvplan.cli.failures import BAD_INPUT, FITS
 
 
@@ -26,7 +26,7 @@ def plan_file(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("name", models.builtin_models())
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("grouping", ["vllm", "compact"])
 def test_plans_are_correct(plan_file, name, grouping):
     args = (name, "--memory", "60GiB", "--tp", "4", "--max-model-len", "auto")

@@ -3,14 +3,14 @@
 import json
 
 import pytest
+from built_in_kinds import KINDS
 from cli_runner import run
 
-from kvplan import models
 from kvplan.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
 from kvplan.cli.layer_ranges import layer_ranges
 
 
-@pytest.mark.parametrize("name", models.builtin_models())
+@pytest.mark.parametrize("name", KINDS)
 def test_the_bill_adds_up(name):
     result = run("explain", name, "--json")
     assert result.exit_code == FITS, result.stderr

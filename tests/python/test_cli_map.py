@@ -6,6 +6,7 @@ import sys
 import xml.etree.ElementTree as ET
 
 import pytest
+from built_in_kinds import KINDS
 from cli_runner import run
 
 import kvplan
@@ -23,7 +24,7 @@ def plan_of(name, **config):
     return kvplan.plan(found.planning_config(**config), found.kv_cache_specs, [1 << 50])
 
 
-@pytest.mark.parametrize("name", models.builtin_models())
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("grouping", ["vllm", "compact"])
 def test_bytes_add_up(name, grouping):
     plan = plan_of(name, grouping=grouping)

@@ -5,13 +5,18 @@ import json
 from cli_runner import run
 
 from kvplan import models
+from kvplan.cli.token_counts import format_token_count, parse_token_count
 
 
 def test_table_names_every_model():
     result = run("models")
     assert result.exit_code == 0
-    for name in models.builtin_models():
-        assert name in result.stdout
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert [row[0] for row in rows if row and row[0] in models.builtin_models()] == (
+        models.builtin_models()
+    )
+    cells = next(row for row in rows if row and row[0] == "llama-3.1-8b")
+    assert cells[1:] == ["LlamaForCausalLM", "32", "1", "128K", "128", "KiB", "0", "B"]
 
 
 def test_json():
@@ -29,3 +34,17 @@ def test_architectures():
     assert json.loads(run("models", "--architectures", "--json").stdout) == (
         models.known_architectures()
     )
+
+
+def test_lengths_are_short_and_exact():
+    lengths = {
+        448: "448",
+        40960: "40K",
+        131072: "128K",
+        1 << 20: "1M",
+        10 << 20: "10M",
+        1000: "1,000",
+    }
+    for tokens, text in lengths.items():
+        assert format_token_count(tokens) == text
+        assert parse_token_count(text) == tokens

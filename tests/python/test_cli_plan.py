@@ -108,9 +108,9 @@ def test_no_command_shows_the_help():
 
 
 def test_a_models_family_finds_the_model():
-    result = run("plan", "llama", "--memory", "40GiB")
+    result = run("plan", "jamba", "--memory", "40GiB")
     assert result.exit_code == BAD_INPUT
-    assert "Did you mean llama-3.1-70b?" in result.stderr
+    assert "Did you mean jamba-1.5-large?" in result.stderr
 
 
 def test_another_grouping_says_what_it_came_to():

@@ -105,7 +105,7 @@ def test_completion_script(shell):
     ("words", "expected"),
     [
         ("kvplan pl", {"plan"}),
-        ("kvplan plan gem", {"gemma-3-27b"}),
+        ("kvplan plan gemma-3-2", {"gemma-3-27b"}),
         ("kvplan plan --kv-cache-d", {"--kv-cache-dtype"}),
         ("kvplan plan --layout BL", {"BLHNC", "BLNHC"}),
         ("kvplan fit --find m", {"memory"}),
