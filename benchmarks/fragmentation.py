@@ -4,12 +4,15 @@
     cmake --build build --target fragmentation_simulator
     python benchmarks/fragmentation.py [--requests 20000] [--only WORKLOAD ...] [--json FILE]
     python benchmarks/fragmentation.py sizes        # by min_large_blocks
-    python benchmarks/fragmentation.py policies     # values of own_first_above
+    python benchmarks/fragmentation.py policies     # values of own_first_above, moving or not
 
-Columns: the share of the pool that requests hold when an allocation fails (the first time; then,
-after a warm-up, the mean and the value that 5 % lie below); the share that is free then but that
-only one group can use; averages over the steps; output tokens a step over those of vLLM's plan;
-preemptions per 100 requests; tokens found in the prefix cache, of 100 in prompts.
+Columns: the share of the pool that requests hold when an allocation is refused for the first time,
+and the share that is free then but that the refused request cannot use, since other groups have it;
+after a warm-up, the mean of the first at all refusals, and the value that 5 % lie below, the share
+that is free then but that only one group can use, and what of it the refused request cannot;
+averages over the steps; output tokens a step over those of vLLM's plan; preemptions per 100
+requests; tokens found in the prefix cache, of 100 in prompts; where slices are moved, bytes moved
+per output token, per 1,000 bytes of cache that a step reads, and the most in one step.
 
 Plans a model in several ways for the same memory and serves the same requests from each plan's pool
 (benchmarks/cpp/fragmentation_simulator.cpp, which says how a step goes). Everything is counted in
@@ -46,6 +49,7 @@ SEED = 9
 LARGE_BLOCKS = (400, 700, 1400, 2800)
 NARROW = 2800  # large blocks at least: the widest kind is not cut then
 OWN_FIRST_ABOVE = 1 / 64  # what the pool does by default
+SHARES = {"1 (by age)": 1, "1/16": 1 / 16, "1/64": 1 / 64, "1/256": 1 / 256, "0": 0}
 
 
 @dataclass(frozen=True)
@@ -146,10 +150,11 @@ class Shape:
     num_blocks: int
     block_bytes: int
     groups: list[str]  # lines for the simulator
+    own_first_above: float = OWN_FIRST_ABOVE
 
-    def lines(self, caching: bool, own_first_above: float, warm_up: int) -> list[str]:
+    def lines(self, caching: bool, warm_up: int) -> list[str]:
         return [
-            f"pool {self.kind} {self.num_blocks} {int(caching)} {own_first_above}",
+            f"pool {self.kind} {self.num_blocks} {int(caching)} {self.own_first_above}",
             *self.groups,
             f"server {self.block_bytes} {TOKEN_BUDGET} {MAX_RUNNING} {warm_up}",
         ]
@@ -191,9 +196,10 @@ class Model:
             shape("vLLM", self.case, config, memory),
             shape("compact", self.case, compact, memory),
             self.sliced(memory),
+            self.moving(memory),
         ]
         narrow = self.sliced(memory, NARROW)
-        if narrow.groups != shapes[-1].groups:  # else it is the planner's choice as it is
+        if narrow.groups != shapes[2].groups:  # else it is the planner's choice as it is
             shapes.append(narrow)
         return shapes
 
@@ -207,6 +213,10 @@ class Model:
             return shape("sliced", self.case, config, memory)
         config = config.replace(min_large_blocks=min_large_blocks)
         return shape(f"sliced, {min_large_blocks:,}", self.case, config, memory)
+
+    def moving(self, memory: int) -> Shape:
+        """As sliced, in a pool that moves slices. What lies scattered does no harm: by age."""
+        return replace(self.sliced(memory), name="moving", kind="moving", own_first_above=1)
 
 
 def models() -> dict[str, Model]:
@@ -223,12 +233,11 @@ def simulate(
     s: Shape,
     w: Workload,
     count: int,
-    own_first_above: float = OWN_FIRST_ABOVE,
     per_step: float = 0.0,
 ) -> dict[str, Any]:
     """Serve the requests from the pool."""
     requests = requests_of(w, count, per_step)
-    lines = s.lines(w.caching, own_first_above, len(requests) // 5) + requests
+    lines = s.lines(w.caching, len(requests) // 5) + requests
     done = subprocess.run(
         [SIMULATOR], input="\n".join(lines), capture_output=True, text=True, check=False
     )
@@ -266,17 +275,32 @@ def table(header: list[str], rows: Iterator[list[str]]) -> None:
 HEADER = [
     "workload",
     "pool",
-    "held at first failure",
-    "at failures",
+    "held at first refusal",
+    "lost",
+    "held at refusals",
     "5 %",
+    "one group's",
     "lost",
     "held, average",
-    "content, average",
-    "requests running",
+    "requests",
     "over vLLM",
-    "preemptions",
+    "preemptions per 100",
     "hits",
+    "moved per token",
+    "of 1,000 read",
+    "most",
 ]
+
+
+def moved(s: Shape, r: dict[str, Any]) -> list[str]:
+    """Bytes moved: per output token, per 1,000 bytes of cache read, most in a step."""
+    if s.kind != "moving":
+        return ["-"] * 3
+    return [
+        f"{r['moved_bytes_per_output_token'] / 1000:.1f} kB",
+        f"{1000 * r['moved_bytes_per_step'] / r['read_bytes_per_step']:.2f}",
+        f"{r['most_moved_bytes'] / 1e6:,.0f} MB",
+    ]
 
 
 def workload_rows(
@@ -291,15 +315,17 @@ def workload_rows(
                 name,
                 s.name,
                 percent(r.get("first_failure")),
+                percent(r.get("first_failure_lost")),
                 percent(at_failure(r, "held")),
                 percent(at_failure(r, "held", "p5")),
-                percent(at_failure(r, "fragmented")),
+                percent(at_failure(r, "one_group")),
+                percent(at_failure(r, "lost")),
                 percent(r["held"]),
-                percent(r["content"]),
                 f"{r['running']:.1f}",
                 f"{gain:.2f}x",
                 f"{100 * r['preemptions'] / max(r['finished'], 1):.1f}",
                 percent(r["hit_rate"]) if WORKLOADS[name].caching else "-",
+                *moved(s, r),
             ]
 
 
@@ -327,7 +353,7 @@ def size_rows(names: list[str], count: int) -> Iterator[list[str]]:
             for least in LARGE_BLOCKS:
                 s = model.sliced(model.memory, least)
                 r = simulate(s, WORKLOADS[name], count)
-                lost = percent(at_failure(r, "fragmented"))
+                lost = percent(at_failure(r, "lost"))
                 gain = r["output_tokens_per_step"] / base
                 cells.append(f"{lost} / {gain:.2f}x ({s.num_blocks:,})")
             yield [title, name, *cells]
@@ -335,17 +361,17 @@ def size_rows(names: list[str], count: int) -> Iterator[list[str]]:
 
 def policy_rows(names: list[str], count: int) -> Iterator[list[str]]:
     for title, model in models().items():
-        sliced = model.sliced(model.memory)
-        for name in names:
-            if not WORKLOADS[name].caching:
-                continue
-            cells = []
-            for share in (1, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256, 0):
-                r = simulate(sliced, WORKLOADS[name], count, own_first_above=share)
-                usable = 1 - at_failure(r, "fragmented")
-                tokens = r["output_tokens_per_step"]
-                cells.append(f"{percent(usable)} / {percent(r['hit_rate'])} / {tokens:.1f}")
-            yield [title, name, *cells]
+        for s in (model.sliced(model.memory), model.moving(model.memory)):
+            for name in names:
+                if not WORKLOADS[name].caching:
+                    continue
+                cells = []
+                for share in SHARES.values():
+                    r = simulate(replace(s, own_first_above=share), WORKLOADS[name], count)
+                    tokens = r["output_tokens_per_step"]
+                    lost = percent(at_failure(r, "lost"))
+                    cells.append(f"{lost} / {percent(r['hit_rate'])} / {tokens:.1f}")
+                yield [title, s.name, name, *cells]
 
 
 def main() -> None:
@@ -362,8 +388,7 @@ def main() -> None:
         sizes = [f"at least {n:,}" for n in LARGE_BLOCKS]
         table(["model", "workload", *sizes], size_rows(args.only, args.requests))
     elif args.what == "policies":
-        shares = ["1 (by age)", "1/16", "1/32", "1/64", "1/128", "1/256", "0"]
-        table(["model", "workload", *shares], policy_rows(args.only, args.requests))
+        table(["model", "pool", "workload", *SHARES], policy_rows(args.only, args.requests))
     else:
         parser.error(f"no such table: {args.what}")
 

@@ -1222,6 +1222,18 @@ class SlicedBlockPool:
         """
         Whether allocate() would succeed; exact, in O(groups + blocks found).
         """
+    def can_make_room(
+        self,
+        num_new: collections.abc.Sequence[int],
+        found: collections.abc.Sequence[typing.Any] | None = None,
+        *,
+        max_moves: int | None = None,
+        pinned: collections.abc.Sequence[typing.Any] | None = None,
+    ) -> bool:
+        """
+        Whether make_room() would succeed. Exact; O(groups + blocks found) without max_moves
+        and pinned.
+        """
     def check_invariants(self) -> None:
         """
         Raises BlockPoolError if the pool contradicts itself. O(slices).
@@ -1249,6 +1261,28 @@ class SlicedBlockPool:
     def get_new_blocks(self, num_blocks: int, group_id: int) -> numpy.ndarray:
         """
         New blocks of the group, as int32 array of shape (num_blocks,); all or none.
+        """
+    def make_room(
+        self,
+        num_new: collections.abc.Sequence[int],
+        found: collections.abc.Sequence[typing.Any] | None = None,
+        *,
+        max_moves: int | None = None,
+        pinned: collections.abc.Sequence[typing.Any] | None = None,
+    ) -> typing.Any:
+        """
+        Makes allocate(num_new, found) possible by moving blocks, so that large blocks come free.
+
+        num_new, found: as for allocate(). max_moves: do nothing if more would be needed.
+        pinned: for each group, ids that must not move, since a transfer reads or writes them, say; the
+        whole large blocks that they lie in stay.
+
+        Returns for each group a pair of int32 arrays, sources and destinations, empty where the blocks
+        fit already; None, and nothing happens, if moving does not help. From here on the pool knows the
+        new ids only, holders and hashes included. The caller rewrites its block tables and found, and
+        copies the contents after everything that was launched with the old ids and before anything that
+        writes blocks handed out from now on. The copies of one call may run in any order or at once:
+        every source and destination occurs once, and none is both. Those of two calls keep their order.
         """
     def num_blocks(self, group_id: int) -> int:
         """
@@ -1292,6 +1326,11 @@ class SlicedBlockPool:
     def num_free_large_blocks(self) -> int:
         """
         Large blocks without a slice in use.
+        """
+    @property
+    def num_free_large_blocks_after_moves(self) -> int:
+        """
+        Large blocks that would be free if each group's blocks were moved together.
         """
     @property
     def num_groups(self) -> int: ...

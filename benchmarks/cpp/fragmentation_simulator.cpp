@@ -3,14 +3,15 @@
 //
 // Input: a `pool` line, a `group` line per group, a `server` line, then a `request` line each:
 //
-//   pool plain|sliced NUM_BLOCKS CACHING OWN_FIRST_ABOVE
+//   pool plain|sliced|moving NUM_BLOCKS CACHING OWN_FIRST_ABOVE
 //   group full|window|fixed BLOCK_TOKENS WINDOW_OR_PAGES SLICES CONTENT_BYTES
 //   server BLOCK_BYTES TOKEN_BUDGET MAX_RUNNING WARM_UP_REQUESTS
 //   request ARRIVAL PROMPT_TOKENS OUTPUT_TOKENS SYSTEM_ID SYSTEM_TOKENS CONVERSATION
 //
 // A step follows vLLM's scheduler: requests that run get one token or a chunk of their prompt, in
 // order; if blocks are lacking, the last one is preempted and computes everything anew later; then
-// waiting requests are admitted with their first chunk until blocks or tokens are lacking.
+// waiting requests are admitted with their first chunk until blocks or tokens are lacking. A moving
+// pool first makes room by moving slices, if that helps.
 
 #include <algorithm>
 #include <array>
@@ -59,8 +60,11 @@ class Pool {
   virtual std::optional<BlockId> find(std::string_view hash, PoolGroupId group) const = 0;
   virtual void cache(const FullBlocks& full) = 0;
   virtual int64_t num_used(size_t group) const = 0;
-  /// Free slices that only their group can use, of all groups, in large blocks.
-  virtual double fragmented() const = 0;
+  /// Moves slices so that the demands fit, if it can; they do not fit as it is.
+  virtual std::vector<SliceMove> make_room(std::span<const SliceDemand>) { return {}; }
+  /// Free slices that only their group can use, of all groups, in large blocks; without those that
+  /// the demands want.
+  virtual double fragmented(std::span<const SliceDemand> wanted) const = 0;
 };
 
 class PlainPool : public Pool {
@@ -95,7 +99,7 @@ class PlainPool : public Pool {
   }
   void cache(const FullBlocks& full) override { pool_.cache_full_blocks(full); }
   int64_t num_used(size_t group) const override { return num_used_[group]; }
-  double fragmented() const override { return 0; }
+  double fragmented(std::span<const SliceDemand>) const override { return 0; }
 
  private:
   BlockPool pool_;
@@ -105,8 +109,9 @@ class PlainPool : public Pool {
 class SlicedPool : public Pool {
  public:
   SlicedPool(int64_t num_large, const std::vector<int64_t>& slices, bool caching,
-             double own_first_above)
-      : pool_(num_large, slices, {.enable_caching = caching, .own_first_above = own_first_above}) {}
+             double own_first_above, bool moves)
+      : pool_(num_large, slices, {.enable_caching = caching, .own_first_above = own_first_above}),
+        moves_(moves) {}
 
   bool allocate(std::span<const SliceDemand> demands, std::span<BlockId> out) override {
     if (!pool_.can_allocate(demands)) return false;
@@ -120,23 +125,34 @@ class SlicedPool : public Pool {
     return pool_.find(hash, group);
   }
   void cache(const FullBlocks& full) override { pool_.cache_full_blocks(full); }
+  std::vector<SliceMove> make_room(std::span<const SliceDemand> demands) override {
+    if (!moves_) return {};
+    return pool_.make_room(demands).value_or(std::vector<SliceMove>{});
+  }
   int64_t num_used(size_t group) const override {
     return pool_.num_used_blocks(PoolGroupId{static_cast<uint16_t>(group)});
   }
-  double fragmented() const override {
+  double fragmented(std::span<const SliceDemand> wanted) const override {
     double blocks = 0;
     for (int64_t g = 0; g < pool_.num_groups(); ++g) {
       const PoolGroupId group{static_cast<uint16_t>(g)};
       const int64_t k = pool_.slices(group);
-      blocks +=
-          static_cast<double>(pool_.num_free_blocks(group) - pool_.num_free_large_blocks() * k) /
-          static_cast<double>(k);
+      int64_t num_free = pool_.num_free_blocks(group) - pool_.num_free_large_blocks() * k;
+      for (const SliceDemand& d : wanted) {
+        if (d.group_id != group) continue;
+        num_free -= d.num_new;
+        for (const BlockId id : d.found) {
+          num_free -= id != kNullBlock && pool_.ref_count(group, id) == 0;
+        }
+      }
+      blocks += static_cast<double>(std::max<int64_t>(num_free, 0)) / static_cast<double>(k);
     }
     return blocks;
   }
 
  private:
   SlicedBlockPool pool_;
+  bool moves_;
 };
 
 using Hash = std::array<char, 16>;
@@ -212,7 +228,10 @@ class Simulator {
     if (pool_kind_ == "plain") {
       pool_ = std::make_unique<PlainPool>(num_blocks_, groups_.size(), caching_);
     } else {
-      pool_ = std::make_unique<SlicedPool>(num_blocks_, slices, caching_, own_first_above_);
+      pool_ = std::make_unique<SlicedPool>(num_blocks_, slices, caching_, own_first_above_,
+                                           pool_kind_ == "moving");
+      for (const int64_t k : slices)
+        moved_to_.emplace_back(static_cast<size_t>(num_blocks_ * k), kNullBlock);
     }
     alignment_ = 1;
     for (const Group& g : groups_) {
@@ -227,9 +246,12 @@ class Simulator {
           requests_[next_].arrival > step_) {
         step_ = requests_[next_].arrival;
       }
+      moved_in_step_ = 0;
       one_step();
       ++step_;
       if (num_finished_ < warm_up_) continue;
+      moved_ += moved_in_step_;
+      most_moved_ = std::max(most_moved_, moved_in_step_);
       ++num_steps_;
       held_sum_ += held();
       content_sum_ += content();
@@ -248,13 +270,22 @@ class Simulator {
               << ", \"refused\": " << num_refused_ << ", \"hit_rate\": "
               << static_cast<double>(hit_tokens_) /
                      static_cast<double>(std::max<int64_t>(prompt_tokens_, 1));
+    const double pool_bytes = usable() * static_cast<double>(block_bytes_);
+    std::cout << ", \"moved_bytes_per_output_token\": "
+              << moved_ * pool_bytes / static_cast<double>(std::max<int64_t>(output_tokens_, 1))
+              << ", \"moved_bytes_per_step\": " << moved_ * pool_bytes / steps
+              << ", \"read_bytes_per_step\": " << content_sum_ * pool_bytes / steps
+              << ", \"most_moved_bytes\": " << most_moved_ * pool_bytes
+              << ", \"moves\": " << num_moves_;
     if (first_failure_) {
       std::cout << ", \"first_failure\": " << *first_failure_;
       std::cout << ", \"first_failure_content\": " << first_failure_content_;
+      std::cout << ", \"first_failure_lost\": " << first_failure_lost_;
     }
     failure_held_.print("held_at_failure");
     failure_content_.print("content_at_failure");
-    failure_fragmented_.print("fragmented_at_failure");
+    failure_one_group_.print("one_group_at_failure");
+    failure_lost_.print("lost_at_failure");
     std::cout << "}\n";
   }
 
@@ -279,16 +310,19 @@ class Simulator {
     return bytes / (usable() * static_cast<double>(block_bytes_));
   }
 
+  /// What was refused is in `demands_`.
   void failed() {
     if (!first_failure_) {
       first_failure_ = held();
       first_failure_content_ = content();
+      first_failure_lost_ = pool_->fragmented(demands_) / usable();
     }
     if (!warm() || failure_step_ == step_) return;
     failure_step_ = step_;
     failure_held_.values.push_back(held());
     failure_content_.values.push_back(content());
-    failure_fragmented_.values.push_back(pool_->fragmented() / usable());
+    failure_one_group_.values.push_back(pool_->fragmented({}) / usable());
+    failure_lost_.values.push_back(pool_->fragmented(demands_) / usable());
   }
 
   static PoolGroupId group_id(size_t g) { return PoolGroupId{static_cast<uint16_t>(g)}; }
@@ -405,7 +439,7 @@ class Simulator {
   }
 
   /// Gets the blocks for `n` more tokens, holding what was found first.
-  bool allocate(Request& r, int64_t n, const std::vector<std::vector<BlockId>>* found) {
+  bool allocate(Request& r, int64_t n, std::vector<std::vector<BlockId>>* found) {
     demands_.clear();
     int64_t total = 0;
     for (size_t g = 0; g < groups_.size(); ++g) {
@@ -421,7 +455,12 @@ class Simulator {
     }
     if (demands_.empty()) return true;
     out_.resize(static_cast<size_t>(total));
-    if (!pool_->allocate(demands_, out_)) return false;
+    if (!pool_->allocate(demands_, out_)) {
+      const std::vector<SliceMove> moves = pool_->make_room(demands_);
+      if (moves.empty()) return false;
+      rewrite(moves, found);
+      if (!pool_->allocate(demands_, out_)) throw BlockPoolError("no room although it was made");
+    }
     auto at = out_.begin();
     for (const SliceDemand& d : demands_) {
       const auto g = static_cast<size_t>(d.group_id);
@@ -430,6 +469,32 @@ class Simulator {
       at += d.num_new;
     }
     return true;
+  }
+
+  /// What is held, and what was found, has moved.
+  void rewrite(const std::vector<SliceMove>& moves, std::vector<std::vector<BlockId>>* found) {
+    std::vector<bool> concerned(groups_.size());
+    for (const SliceMove& m : moves) {
+      const auto g = static_cast<size_t>(m.group_id);
+      concerned[g] = true;
+      moved_to_[g][static_cast<size_t>(m.source)] = m.destination;
+      moved_in_step_ += 1 / (static_cast<double>(groups_[g].slices) * usable());
+    }
+    if (warm()) num_moves_ += static_cast<int64_t>(moves.size());
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      if (!concerned[g]) continue;
+      const auto apply = [&](std::vector<BlockId>& ids) {
+        for (BlockId& id : ids) {
+          const BlockId to = moved_to_[g][static_cast<size_t>(id)];
+          if (to != kNullBlock) id = to;
+        }
+      };
+      for (const size_t i : running_) apply(requests_[i].blocks[g].ids);
+      if (found) apply((*found)[g]);
+    }
+    for (const SliceMove& m : moves) {
+      moved_to_[static_cast<size_t>(m.group_id)][static_cast<size_t>(m.source)] = kNullBlock;
+    }
   }
 
   void plan_next_event(Request& r) {
@@ -569,6 +634,7 @@ class Simulator {
   std::vector<SliceDemand> demands_;
   std::vector<BlockId> out_;
   std::vector<std::vector<BlockId>> found_;
+  std::vector<std::vector<BlockId>> moved_to_;  // by group and block; null: not moved
 
   int64_t step_ = 0;
   int64_t failure_step_ = -1;
@@ -580,14 +646,20 @@ class Simulator {
   int64_t computed_tokens_ = 0;
   int64_t hit_tokens_ = 0;
   int64_t prompt_tokens_ = 0;
+  int64_t num_moves_ = 0;
+  double moved_ = 0;  // shares of the pool
+  double moved_in_step_ = 0;
+  double most_moved_ = 0;
   double held_sum_ = 0;
   double content_sum_ = 0;
   double running_sum_ = 0;
   std::optional<double> first_failure_;
   double first_failure_content_ = 0;
+  double first_failure_lost_ = 0;
   Sample failure_held_;
   Sample failure_content_;
-  Sample failure_fragmented_;
+  Sample failure_one_group_;
+  Sample failure_lost_;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -69,6 +70,61 @@ py::list allocate(SlicedBlockPool& pool, const std::vector<int64_t>& num_new,
   for (const SliceDemand& demand : demands.list) {
     result.append(to_array(rest.first(static_cast<size_t>(demand.num_new))));
     rest = rest.subspan(static_cast<size_t>(demand.num_new));
+  }
+  return result;
+}
+
+/// What must stay, one list a group.
+struct Pinned {
+  Pinned(const SlicedBlockPool& pool, const std::optional<std::vector<py::object>>& pinned) {
+    if (!pinned) return;
+    if (std::cmp_not_equal(pinned->size(), pool.num_groups())) {
+      throw InvalidArgument("the pool has " + std::to_string(pool.num_groups()) +
+                            " groups, but there are " + std::to_string(pinned->size()) +
+                            " lists of pinned blocks");
+    }
+    for (size_t g = 0; g < pinned->size(); ++g) {
+      arrays.push_back(to_ids((*pinned)[g]));
+      list.push_back({to_group(static_cast<int64_t>(g)), span_of(arrays.back())});
+    }
+  }
+
+  MoveOptions options(std::optional<int64_t> max_moves) const {
+    MoveOptions result{.pinned = list};
+    if (max_moves) result.max_moves = *max_moves;
+    return result;
+  }
+
+  std::vector<IdArray> arrays;
+  std::vector<GroupBlocks> list;
+};
+
+bool can_make_room(const SlicedBlockPool& pool, const std::vector<int64_t>& num_new,
+                   const std::optional<std::vector<py::object>>& found,
+                   std::optional<int64_t> max_moves,
+                   const std::optional<std::vector<py::object>>& pinned) {
+  return pool.can_make_room(Demands(pool, num_new, found).list,
+                            Pinned(pool, pinned).options(max_moves));
+}
+
+py::object make_room(SlicedBlockPool& pool, const std::vector<int64_t>& num_new,
+                     const std::optional<std::vector<py::object>>& found,
+                     std::optional<int64_t> max_moves,
+                     const std::optional<std::vector<py::object>>& pinned) {
+  const Demands demands(pool, num_new, found);
+  const Pinned fixed(pool, pinned);
+  const auto moves = pool.make_room(demands.list, fixed.options(max_moves));
+  if (!moves) return py::none();
+  py::list result;
+  auto at = moves->begin();
+  for (int64_t g = 0; g < pool.num_groups(); ++g) {
+    std::vector<BlockId> sources;
+    std::vector<BlockId> destinations;
+    for (; at != moves->end() && at->group_id == to_group(g); ++at) {
+      sources.push_back(at->source);
+      destinations.push_back(at->destination);
+    }
+    result.append(py::make_tuple(to_array(sources), to_array(destinations)));
   }
   return result;
 }
@@ -137,6 +193,9 @@ the fuller the pool gets; the larger, the longer the prefix cache remembers.)")
       .def_property_readonly("slices", &slices, "Slices of a large block, for each group.")
       .def_property_readonly("num_free_large_blocks", &SlicedBlockPool::num_free_large_blocks,
                              "Large blocks without a slice in use.")
+      .def_property_readonly(
+          "num_free_large_blocks_after_moves", &SlicedBlockPool::num_free_large_blocks_after_moves,
+          "Large blocks that would be free if each group's blocks were moved together.")
       .def_property_readonly("usage", &SlicedBlockPool::usage,
                              "Share of num_large_blocks - 1 with a slice in use.")
       .def_property_readonly("slice_usage", &SlicedBlockPool::slice_usage,
@@ -172,6 +231,25 @@ the fuller the pool gets; the larger, the longer the prefix cache remembers.)")
            "Holds the blocks found in the prefix cache and takes new ones, all or nothing.\n\n"
            "num_new: new blocks of each group. found: block ids of each group.\n"
            "Returns the new ids of each group, as int32 arrays of shape (num_new[g],).")
+      .def("can_make_room", &can_make_room, py::arg("num_new"), py::arg("found") = py::none(),
+           py::kw_only(), py::arg("max_moves") = py::none(), py::arg("pinned") = py::none(),
+           "Whether make_room() would succeed. Exact; O(groups + blocks found) without max_moves\n"
+           "and pinned.")
+      .def(
+          "make_room", &make_room, py::arg("num_new"), py::arg("found") = py::none(), py::kw_only(),
+          py::arg("max_moves") = py::none(), py::arg("pinned") = py::none(),
+          R"(Makes allocate(num_new, found) possible by moving blocks, so that large blocks come free.
+
+num_new, found: as for allocate(). max_moves: do nothing if more would be needed.
+pinned: for each group, ids that must not move, since a transfer reads or writes them, say; the
+whole large blocks that they lie in stay.
+
+Returns for each group a pair of int32 arrays, sources and destinations, empty where the blocks
+fit already; None, and nothing happens, if moving does not help. From here on the pool knows the
+new ids only, holders and hashes included. The caller rewrites its block tables and found, and
+copies the contents after everything that was launched with the old ids and before anything that
+writes blocks handed out from now on. The copies of one call may run in any order or at once:
+every source and destination occurs once, and none is both. Those of two calls keep their order.)")
       .def("get_new_blocks", &get_new_blocks, py::arg("num_blocks"), py::arg("group_id"),
            "New blocks of the group, as int32 array of shape (num_blocks,); all or none.")
       .def(

@@ -179,6 +179,36 @@ void PrefixKeys::push_stored_event(const FullBlocks& full) {
   events.push_back(std::move(event));
 }
 
+void PrefixKeys::move_keys(uint32_t from, uint32_t to) {
+  BlockRecord& source = records[from];
+  if (!source.has_hash()) return;
+  BlockRecord& target = records[to];
+  const size_t slot =
+      index.find(hash_key(source.key), [&](uint32_t other) { return other == from; });
+  if (slot != HashIndex::kNotFound) index.replace_node(slot, to);
+  const uint8_t has_secondary = source.key.flags & BlockRecord::kHasSecondary;
+  const auto target_flags = static_cast<uint8_t>(target.key.flags | has_secondary);
+  target.key = source.key;
+  target.key.flags = target_flags;
+  target.num_tokens = source.num_tokens;
+  target.retired_tokens = source.retired_tokens;
+  if (source.key.next_same == from) {
+    target.key.next_same = target.key.prev_same = to;
+  } else {
+    key_at(source.key.next_same).prev_same = to;
+    key_at(source.key.prev_same).next_same = to;
+  }
+  if (has_secondary != 0) {
+    auto keys = secondary_keys_of.extract(from);
+    keys.key() = to;
+    for (const uint32_t node : keys.mapped()) secondary_keys[node - num_records].block = to;
+    secondary_keys_of.insert(std::move(keys));
+  }
+  source.key.hash_size = 0;
+  source.key.flags &= static_cast<uint8_t>(~BlockRecord::kHasSecondary);
+  source.retired_tokens = 0;
+}
+
 void PrefixKeys::clear() {
   index.clear();
   secondary_keys.clear();

@@ -104,6 +104,9 @@ struct PrefixKeys {
   int64_t remove_keys(uint32_t block, Removed&& removed);
   /// As above, with an event for each key.
   int64_t evict(uint32_t block);
+  /// All keys of `from` become those of `to`, which has none. Nothing that a lookup could tell
+  /// changes but the block, so there is no event.
+  void move_keys(uint32_t from, uint32_t to);
   /// Drops every key, with one event.
   void clear();
 

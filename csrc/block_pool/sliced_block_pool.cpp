@@ -229,29 +229,7 @@ void SlicedBlockPool::free_blocks(PoolGroupId group_id, std::span<const BlockId>
                          " holder(s) and is released " + std::to_string(times) +
                          " time(s) by this call; nothing was freed");
   }
-  uint32_t opened = 0;
-  for (const BlockId id : blocks) {
-    if (id == kNullBlock) continue;
-    const SliceRef ref = s.ref_of(g, id);
-    const uint32_t number = s.record_of(ref);
-    BlockRecord& record = s.records[number];
-    // A block may come twice; it is freed where it comes first.
-    if (record.ref_count != 0 || (record.key.flags & BlockRecord::kInUse) == 0) continue;
-    if (ref.large != opened) {
-      if (opened != 0) s.close(opened, true);
-      s.open(ref.large);
-      opened = ref.large;
-    }
-    record.key.flags &= static_cast<uint8_t>(~BlockRecord::kInUse);
-    --s.large[ref.large].num_used;
-    if (record.has_hash() && s.enable_caching) {
-      s.put_cached(ref.large, ref.slice);
-    } else {
-      s.evict(number);
-      s.put_empty(ref.large, ref.slice);
-    }
-  }
-  if (opened != 0) s.close(opened, true);
+  s.free_unheld(group, blocks);
   check.done(*this);
 }
 

@@ -161,8 +161,8 @@ int64_t SlicedBlockPoolState::large_blocks_needed(const SlicedGroup& group, int6
   return missing <= 0 ? 0 : (missing - 1) / group.slices() + 1;
 }
 
-int64_t SlicedBlockPoolState::count_admission(std::span<const SliceDemand> demands,
-                                              const char* operation) {
+int64_t SlicedBlockPoolState::count_demands(std::span<const SliceDemand> demands,
+                                            const char* operation) {
   for (size_t g = 0; g < groups.size(); ++g) {
     admission_new_[g] = 0;
     admission_free_[g] = groups[g].num_partly_free;
@@ -201,6 +201,12 @@ int64_t SlicedBlockPoolState::count_admission(std::span<const SliceDemand> deman
       large[ref.large].is_counted = false;
     }
   }
+  return left;
+}
+
+int64_t SlicedBlockPoolState::count_admission(std::span<const SliceDemand> demands,
+                                              const char* operation) {
+  int64_t left = count_demands(demands, operation);
   for (size_t g = 0; g < groups.size(); ++g) {
     left -= large_blocks_needed(groups[g], admission_new_[g], admission_free_[g]);
     if (left < 0) return -1;
@@ -242,6 +248,32 @@ void SlicedBlockPoolState::touch(uint32_t group, std::span<const BlockId> blocks
     take_cached(ref.large, ref.slice);
     record.key.flags |= BlockRecord::kInUse;
     ++large[ref.large].num_used;
+  }
+  if (opened != 0) close(opened, true);
+}
+
+void SlicedBlockPoolState::free_unheld(uint32_t group, std::span<const BlockId> blocks) {
+  uint32_t opened = 0;
+  for (const BlockId id : blocks) {
+    if (id == kNullBlock) continue;
+    const SliceRef ref = ref_of(groups[group], id);
+    const uint32_t number = record_of(ref);
+    BlockRecord& record = records[number];
+    // A block may come twice; it is freed where it comes first.
+    if (record.ref_count != 0 || (record.key.flags & BlockRecord::kInUse) == 0) continue;
+    if (ref.large != opened) {
+      if (opened != 0) close(opened, true);
+      open(ref.large);
+      opened = ref.large;
+    }
+    record.key.flags &= static_cast<uint8_t>(~BlockRecord::kInUse);
+    --large[ref.large].num_used;
+    if (record.has_hash() && enable_caching) {
+      put_cached(ref.large, ref.slice);
+    } else {
+      evict(number);
+      put_empty(ref.large, ref.slice);
+    }
   }
   if (opened != 0) close(opened, true);
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "block_pool/block_record.h"
@@ -104,12 +105,35 @@ struct SlicedBlockPoolState : SliceMemory, PrefixKeys, OperationState {
   // Allocation.
   int64_t large_blocks_needed(const SlicedGroup& group, int64_t num_new,
                               int64_t num_partly_free) const;
+  /// Sums up what is wanted of each group, and what is free there once `found` is held. Returns the
+  /// large blocks that are free then.
+  int64_t count_demands(std::span<const SliceDemand> demands, const char* operation);
   /// Large blocks left if all demands were met, or negative.
   int64_t count_admission(std::span<const SliceDemand> demands, const char* operation);
   void check_touch(uint32_t group, std::span<const BlockId> blocks, const char* operation) const;
   void touch(uint32_t group, std::span<const BlockId> blocks);
+  /// Frees those of the blocks that have just lost their last holder.
+  void free_unheld(uint32_t group, std::span<const BlockId> blocks);
   /// Fills `out`; may take large blocks as long as `num_others` stay free.
   void take(uint32_t group, std::span<BlockId> out, int64_t num_others);
+
+  // Moving.
+  /// Large blocks to be emptied, in the order of their groups.
+  struct Vacancies {
+    std::vector<uint32_t> large;
+    int64_t num_moves = 0;
+  };
+  /// Large blocks that `make_room` has to empty at least; none if they cannot be found, whatever
+  /// the options.
+  std::optional<int64_t> count_vacancies(std::span<const SliceDemand> demands,
+                                         const MoveOptions& options, const char* operation);
+  /// Which ones; none if moving does not help.
+  std::optional<Vacancies> plan_moves(std::span<const SliceDemand> demands,
+                                      const MoveOptions& options, const char* operation);
+  /// Empties large blocks of one group, and leaves in each source the destination as `next_link`.
+  void vacate(std::span<const uint32_t> vacated, std::vector<SliceMove>& moves);
+  /// Where `vacate` has put a block.
+  BlockId moved(uint32_t group, BlockId id) const;
 
  private:
   /// Where the next block comes from; it may be the large block of another group, to be emptied.
@@ -123,6 +147,9 @@ struct SlicedBlockPoolState : SliceMemory, PrefixKeys, OperationState {
   uint32_t take_reserve(uint32_t group);
   void empty_whole(uint32_t l);
   void unlist(uint32_t l);
+  /// Free slices of a group's own that the demands being counted do not need.
+  int64_t num_spare(uint32_t g) const { return admission_free_[g] - admission_new_[g]; }
+  void move_slice(SliceRef from, SliceRef to);
 
   std::vector<int64_t> admission_new_;   // by group, during an admission
   std::vector<int64_t> admission_free_;  // by group, during an admission

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -209,6 +210,69 @@ class SlicedModel {
     return out;
   }
 
+  /// Large blocks that would have to become free for the demands to fit.
+  int num_missing(const std::vector<ModelDemand>& demands) const {
+    std::map<int, int> wanted;
+    for (const ModelDemand& d : demands) wanted[d.group] += d.num_new;
+    int missing = -num_free_large();
+    for (const auto& [g, n] : wanted) missing += needed(g, n);
+    return missing;
+  }
+
+  /// All demands can be touched. Held blocks may not be dropped or lost; nothing happens on
+  /// failure.
+  std::optional<std::vector<SliceMove>> make_room(std::vector<ModelDemand> demands, int max_moves,
+                                                  const std::vector<std::pair<int, int>>& pinned) {
+    SlicedModel after = *this;
+    for (const ModelDemand& d : demands) after.touch(d.group, d.found);
+    std::vector<int> victims;
+    std::vector<int> num_spare;
+    for (int g = 0; g < static_cast<int>(slices.size()); ++g) {
+      num_spare.push_back(after.num_partly_free(g));
+      for (const ModelDemand& d : demands) num_spare.back() -= d.group == g ? d.num_new : 0;
+    }
+    int num_moves = 0;
+    for (int n = after.num_missing(demands); n > 0; --n) {
+      const int l = emptiest(after, victims, num_spare, pinned);
+      if (l == 0) return std::nullopt;
+      const Large& b = after.at(l);
+      num_moves += b.used();
+      num_spare[static_cast<size_t>(b.owner)] -= k(b.owner);
+      victims.push_back(l);
+    }
+    if (num_moves > max_moves) return std::nullopt;
+    if (victims.empty()) return std::vector<SliceMove>{};
+    std::stable_sort(victims.begin(), victims.end(),
+                     [&](int a, int b) { return after.at(a).owner < after.at(b).owner; });
+    *this = std::move(after);
+    std::vector<SliceMove> moves;
+    for (size_t i = 0; i < victims.size();) {
+      const int g = at(victims[i]).owner;
+      size_t end = i;
+      for (; end < victims.size() && at(victims[end]).owner == g; ++end) {
+        Large& b = at(victims[end]);
+        for (const int slice : b.cached) drop_hash(g, victims[end] * k(g) + slice, true);
+        b.cached.clear();
+      }
+      for (size_t v = i; v < end; ++v) empty_by_moves(victims[v], victims, moves);
+      for (; i < end; ++i) {
+        at(victims[i]) = {};
+        reserve.push_back(victims[i]);
+      }
+    }
+    for (ModelDemand& d : demands) {
+      for (int& id : d.found) id = destination(d.group, id, moves);
+      free(d.group, {d.found.rbegin(), d.found.rend()});
+    }
+    return moves;
+  }
+  static int destination(int g, int id, const std::vector<SliceMove>& moves) {
+    for (const SliceMove& m : moves) {
+      if (static_cast<int>(m.group_id) == g && m.source == id) return m.destination;
+    }
+    return id;
+  }
+
   bool cache_full(int g, const std::vector<int>& ids, const std::vector<std::string>& hashes,
                   int64_t first, int64_t block_size, const std::vector<uint8_t>& mask) {
     const auto skip = [&](size_t i) { return ids[i] == 0 || (!mask.empty() && !mask[i]); };
@@ -273,6 +337,76 @@ class SlicedModel {
 
  private:
   Large& at(int l) { return large[static_cast<size_t>(l)]; }
+  const Large& at(int l) const { return large[static_cast<size_t>(l)]; }
+
+  /// The partly used large block with the smallest share in use, when the demands' found blocks
+  /// are held (`after`), of a group that can spare one.
+  int emptiest(const SlicedModel& after, const std::vector<int>& victims,
+               const std::vector<int>& num_spare,
+               const std::vector<std::pair<int, int>>& pinned) const {
+    // Whether `a` goes before `b`, a large block of the same group or of a later one.
+    const auto before = [&](int a, int b) {
+      const int left = after.at(a).used() * k(after.at(b).owner);
+      const int right = after.at(b).used() * k(after.at(a).owner);
+      if (left != right) return left < right;
+      if (after.at(a).owner != after.at(b).owner) return after.at(a).owner < after.at(b).owner;
+      // Those that hold what was found come last, by number; then those with an empty slice first.
+      const bool a_found = at(a).used() != after.at(a).used();
+      const bool b_found = at(b).used() != after.at(b).used();
+      if (a_found != b_found) return b_found;
+      if (a_found) return a < b;
+      if (at(a).unused.empty() != at(b).unused.empty()) return at(b).unused.empty();
+      return at(a).last_touch > at(b).last_touch;
+    };
+    int best = 0;
+    for (int l = 1; l < num_large(); ++l) {
+      const Large& b = after.at(l);
+      if (b.owner < 0 || b.used() == 0 || b.used() == k(b.owner)) continue;
+      if (num_spare[static_cast<size_t>(b.owner)] < k(b.owner)) continue;
+      if (std::find(victims.begin(), victims.end(), l) != victims.end()) continue;
+      if (std::any_of(pinned.begin(), pinned.end(),
+                      [&](const auto& p) { return p.second / k(p.first) == l; })) {
+        continue;
+      }
+      if (best == 0 || before(l, best)) best = l;
+    }
+    return best;
+  }
+
+  void empty_by_moves(int l, const std::vector<int>& victims, std::vector<SliceMove>& moves) {
+    const int g = at(l).owner;
+    const auto stays = [&](const Large& b) {
+      const auto is = [&](int v) { return &at(v) == &b; };
+      return b.used() != 0 && std::none_of(victims.begin(), victims.end(), is);
+    };
+    for (int slice = 0; slice < k(g); ++slice) {
+      Slice& from = at(l).slices[static_cast<size_t>(slice)];
+      if (from.ref_count == 0) continue;
+      int target = fullest(g, [&](const Large& b) { return stays(b) && !b.unused.empty(); });
+      const bool evict = target == 0;
+      if (evict) {
+        for (int o = 1; o < num_large(); ++o) {
+          const Large& b = at(o);
+          if (b.owner != g || b.ages != Ages::kGroup || !stays(b)) continue;
+          if (target == 0 || b.age < at(target).age) target = o;
+        }
+      }
+      if (target == 0) throw std::logic_error("the model has no slice to move to");
+      Large& b = at(target);
+      std::vector<int>& list = evict ? b.cached : b.unused;
+      const int to = evict ? list.front() : list.back();
+      list.erase(evict ? list.begin() : list.end() - 1);
+      const int source = l * k(g) + slice;
+      const int id = target * k(g) + to;
+      drop_hash(g, id, true);
+      b.slices[static_cast<size_t>(to)] = std::exchange(from, {});
+      for (auto& [key, holders] : cached) {
+        if (key.second == g) std::replace(holders.begin(), holders.end(), source, id);
+      }
+      changed(target, false);
+      moves.push_back({PoolGroupId{static_cast<uint16_t>(g)}, source, id});
+    }
+  }
 
   template <typename Wanted>
   int fullest(int g, Wanted&& wanted) {
@@ -342,7 +476,7 @@ class SlicedPoolDriver {
   void step(ByteSource& in, bool thorough) {
     const int g = in.below(num_groups());
     const PoolGroupId group{static_cast<uint16_t>(g)};
-    switch (in.below(16)) {
+    switch (in.below(18)) {
       case 0:
       case 1: {
         const int n = in.below(2 * model_.k(g) + 3);
@@ -387,11 +521,17 @@ class SlicedPoolDriver {
       case 14:
         cache_full(in, g);
         break;
+      case 15:
+      case 16:
+        make_room(in);
+        break;
       default:
         reset(in);
     }
     if (thorough) compare();
   }
+
+  int64_t num_moves() const { return num_moves_; }
 
  private:
   static constexpr int kBlockSize = 4;
@@ -441,23 +581,32 @@ class SlicedPoolDriver {
     return some(in, g, [](const SlicedModel::Slice& s) { return !s.hash.empty(); });
   }
 
-  void allocate(ByteSource& in) {
+  std::vector<ModelDemand> choose_demands(ByteSource& in, int most_new) {
     std::vector<ModelDemand> demands;
     for (int n = in.below(4); n >= 0; --n) {
       ModelDemand d{.group = in.below(num_groups())};
       if (in.below(3) == 0) d.found = cached_ids(in, d.group);
       if (in.below(24) == 0) d.found.push_back(in.below(model_.k(d.group) * model_.num_large()));
-      d.num_new = in.below(model_.k(d.group) + 2);
+      d.num_new = in.below(most_new * model_.k(d.group) + 2);
       demands.push_back(std::move(d));
     }
+    return demands;
+  }
+  static std::vector<SliceDemand> real_demands(const std::vector<ModelDemand>& demands) {
     std::vector<SliceDemand> real;
-    size_t total = 0;
     for (const ModelDemand& d : demands) {
       real.push_back({.group_id = PoolGroupId{static_cast<uint16_t>(d.group)},
                       .found = d.found,
                       .num_new = d.num_new});
-      total += static_cast<size_t>(d.num_new);
     }
+    return real;
+  }
+
+  void allocate(ByteSource& in) { allocate(choose_demands(in, 1)); }
+  void allocate(const std::vector<ModelDemand>& demands) {
+    const std::vector<SliceDemand> real = real_demands(demands);
+    size_t total = 0;
+    for (const ModelDemand& d : demands) total += static_cast<size_t>(d.num_new);
     bool admitted = false;
     try {
       admitted = pool_.can_allocate(real);
@@ -468,6 +617,64 @@ class SlicedPoolDriver {
     std::vector<BlockId> ids(total, -7);
     compare_outcome("allocate", expected.has_value(), [&] { pool_.allocate(real, ids); });
     if (expected) compare_ids(*expected, ids);
+  }
+
+  void make_room(ByteSource& in) {
+    std::vector<ModelDemand> demands = choose_demands(in, 2);
+    if (in.below(4) != 0) {  // a little more than there is
+      ModelDemand& d = demands.front();
+      demands.resize(1);
+      d.num_new = model_.num_partly_free(d.group) + model_.num_free_large() * model_.k(d.group);
+      d.num_new += 1 + in.below(2 * model_.k(d.group));
+      d.num_new = std::max(d.num_new - static_cast<int>(d.found.size()), 0);
+    }
+    std::vector<std::pair<int, int>> pinned;
+    std::vector<GroupBlocks> real_pinned;
+    std::vector<std::vector<int>> pinned_ids;
+    if (in.below(4) == 0) {
+      const int g = in.below(num_groups());
+      pinned_ids.push_back(in.below(8) == 0 ? choose_ids(in, g) : held_ids(in, g));
+      for (const int id : pinned_ids.back()) pinned.emplace_back(g, id);
+      real_pinned.push_back({PoolGroupId{static_cast<uint16_t>(g)}, pinned_ids.back()});
+    }
+    const int max_moves = in.below(4) == 0 ? in.below(6) : 1 << 20;
+    const MoveOptions options{.max_moves = max_moves, .pinned = real_pinned};
+    bool valid = std::all_of(pinned.begin(), pinned.end(),
+                             [&](const auto& p) { return model_.owned(p.first, p.second); });
+    for (const ModelDemand& d : demands) valid = valid && model_.can_touch(d.group, d.found);
+    std::erase_if(pinned, [](const auto& p) { return p.second == 0; });
+
+    const std::vector<SliceDemand> real = real_demands(demands);
+    const bool fits = valid && model_.fits(demands);
+    std::optional<std::vector<SliceMove>> expected;
+    if (valid) expected = model_.make_room(demands, max_moves, pinned);
+    bool possible = false;
+    compare_outcome("can_make_room", valid, [&] { possible = pool_.can_make_room(real, options); });
+    if (valid && possible != expected.has_value()) fail("can_make_room answered otherwise");
+    std::optional<std::vector<SliceMove>> moves;
+    compare_outcome("make_room", valid, [&] { moves = pool_.make_room(real, options); });
+    if (moves != expected) fail("other moves");
+    if (!moves) return;
+    if (fits && !moves->empty()) fail("moves although the demands fit");
+    num_moves_ += static_cast<int64_t>(moves->size());
+    check_parallel(*moves);
+    compare();
+    for (ModelDemand& d : demands) {
+      for (int& id : d.found) id = SlicedModel::destination(d.group, id, *moves);
+    }
+    if (!pool_.can_allocate(real_demands(demands))) fail("there is no room although it was made");
+    if (in.below(2) == 0) allocate(demands);
+  }
+
+  /// No block twice, and none source and destination.
+  static void check_parallel(const std::vector<SliceMove>& moves) {
+    std::set<std::pair<int, int>> blocks;
+    for (const SliceMove& m : moves) {
+      const int g = static_cast<int>(m.group_id);
+      if (!blocks.emplace(g, m.source).second || !blocks.emplace(g, m.destination).second) {
+        fail("moves depend on each other");
+      }
+    }
   }
 
   void cache_full(ByteSource& in, int g) {
@@ -553,6 +760,7 @@ class SlicedPoolDriver {
 
   SlicedModel model_;
   SlicedBlockPool pool_;
+  int64_t num_moves_ = 0;
 };
 
 }  // namespace kvplan::testing

@@ -354,6 +354,274 @@ TEST(SlicedBlockPool, EventsOfAnEmptiedLargeBlock) {
   EXPECT_EQ(events[2].hashes, (std::vector<std::string>{hash_of(0)}));
 }
 
+// Moving.
+
+using Moves = std::vector<SliceMove>;
+
+/// Large blocks 1 to 3 are the small group's, with 1, 3 and 2 of 4 slices in use.
+Ids scatter(SlicedBlockPool& pool) {
+  const Ids ids = pool.get_new_blocks(kSmall, 12);
+  cache(pool, kSmall, ids, 0);
+  pool.evict_blocks(kSmall, ids);
+  pool.free_blocks(kSmall, Ids{4, 5, 6, 8, 12, 13});
+  return {7, 9, 10, 11, 14, 15};
+}
+
+TEST(SlicedBlockPoolMoves, TheEmptiestLargeBlockMovesToTheFullestThatHaveRoom) {
+  SlicedBlockPool pool(4, kSlices);
+  scatter(pool);
+  const SliceDemand demand[] = {{.group_id = kWide, .num_new = 2}};
+  EXPECT_FALSE(pool.can_allocate(demand));
+  EXPECT_EQ(pool.num_free_large_blocks(), 0);
+  EXPECT_EQ(pool.num_free_large_blocks_after_moves(), 1);
+  EXPECT_TRUE(pool.can_make_room(demand));
+  EXPECT_EQ(pool.make_room(demand), (Moves{{kSmall, 7, 8}}));
+  EXPECT_EQ(pool.owner(1), std::nullopt);
+  EXPECT_EQ(pool.ref_count(kSmall, 8), 1);
+  EXPECT_EQ(pool.ref_count(kSmall, 7), 0);
+  EXPECT_EQ(pool.num_used_blocks(kSmall), 6);
+  EXPECT_EQ(pool.make_room(demand), Moves{});  // they fit
+  Ids out(2);
+  pool.allocate(demand, out);
+  EXPECT_EQ(out, (Ids{2, 3}));
+  pool.free_blocks(kSmall, Ids{8, 9, 10, 11, 14, 15});
+  pool.free_blocks(kWide, out);
+  EXPECT_EQ(pool.num_free_large_blocks(), 3);
+}
+
+/// Nothing moves into a large block that is emptied itself, so no move waits for another.
+TEST(SlicedBlockPoolMoves, SeveralLargeBlocksAreEmptiedAtOnce) {
+  SlicedBlockPool pool(6, kSlices);
+  pool.get_new_blocks(kSmall, 20);
+  pool.free_blocks(kSmall, Ids{5, 6, 7, 8, 10, 11, 12, 13, 16, 17, 20});  // 1, 1, 2, 2, 3 in use
+  const SliceDemand demand[] = {{.group_id = kWide, .num_new = 4}};
+  EXPECT_EQ(pool.make_room(demand), (Moves{{kSmall, 9, 20}, {kSmall, 4, 17}}));
+  EXPECT_EQ(pool.num_free_large_blocks(), 2);
+  const SliceDemand more[] = {{.group_id = kWide, .num_new = 6}};
+  EXPECT_FALSE(pool.can_make_room(more));  // 9 slices in use need three
+  EXPECT_EQ(pool.make_room(more), std::nullopt);
+}
+
+TEST(SlicedBlockPoolMoves, TheFewestBytesMoveOverAllGroups) {
+  SlicedBlockPool pool(7, std::vector<int64_t>{2, 4, 1});
+  const Ids wide = pool.get_new_blocks(kWide, 4);         // large blocks 1 and 2
+  pool.get_new_blocks(kSmall, 16);                        // 3 to 6
+  pool.free_blocks(kWide, Ids{wide[0], wide[2]});         // a half in use each
+  pool.free_blocks(kSmall, Ids{12, 16, 20, 21, 22, 24});  // 3, 3, 1, 3 of 4
+  // Either group could spare a large block, and the small one's is a quarter in use.
+  const SliceDemand either[] = {{.group_id = PoolGroupId{2}, .num_new = 1}};
+  EXPECT_EQ(pool.make_room(either), (Moves{{kSmall, 23, 24}}));
+  pool.get_new_blocks(PoolGroupId{2}, 1);
+  // Now the small one has but two free slices.
+  EXPECT_EQ(pool.make_room(either), (Moves{{kWide, 5, 2}}));
+  EXPECT_EQ(pool.num_free_large_blocks(), 1);
+  const SliceDemand more[] = {{.group_id = PoolGroupId{2}, .num_new = 2}};
+  EXPECT_EQ(pool.make_room(more), std::nullopt);
+}
+
+/// What the demands themselves will take is not taken from them.
+TEST(SlicedBlockPoolMoves, AGroupKeepsTheFreeSlicesThatItWants) {
+  SlicedBlockPool pool(4, kSlices);
+  scatter(pool);  // 6 free slices
+  const auto possible = [&](int64_t wide, int64_t small) {
+    const SliceDemand demands[] = {{.group_id = kWide, .num_new = wide},
+                                   {.group_id = kSmall, .num_new = small}};
+    return pool.can_make_room(demands);
+  };
+  EXPECT_TRUE(possible(0, 6));
+  EXPECT_FALSE(possible(0, 7));
+  EXPECT_TRUE(possible(2, 2));
+  EXPECT_FALSE(possible(2, 3));
+  EXPECT_FALSE(possible(3, 0));
+}
+
+TEST(SlicedBlockPoolMoves, HoldersHashesAndLookupsSurvive) {
+  SlicedBlockPool pool(4, kSlices, {.enable_events = true});
+  const Ids ids = pool.get_new_blocks(kSmall, 12);
+  cache(pool, kSmall, ids, 0);
+  cache(pool, kWide, {}, 0);
+  pool.touch(kSmall, Ids{7, 7});
+  pool.free_blocks(kSmall, Ids{4, 5, 6, 8, 12, 13});
+  pool.take_events();
+  const SliceDemand demand[] = {{.group_id = kWide, .num_new = 1}};
+  ASSERT_EQ(pool.make_room(demand), (Moves{{kSmall, 7, 8}}));
+  EXPECT_EQ(pool.ref_count(kSmall, 8), 3);
+  EXPECT_EQ(pool.block_hash(kSmall, 8), hash_of(3));
+  EXPECT_EQ(pool.block_hash(kSmall, 7), "");
+  EXPECT_EQ(pool.find(hash_of(3), kSmall), 8);
+  EXPECT_EQ(pool.find(hash_of(4), kSmall), std::nullopt);  // its slice was needed
+  for (const int dropped : {0, 1, 2}) {
+    EXPECT_EQ(pool.find(hash_of(dropped), kSmall), std::nullopt);
+  }
+  EXPECT_EQ(pool.find(hash_of(8), kSmall), 12);  // newer than the one that was needed
+  for (const BlockPoolEvent& event : pool.take_events()) {
+    EXPECT_EQ(event.kind, BlockPoolEvent::Kind::kRemoved);
+    EXPECT_NE(event.hashes, (std::vector<std::string>{hash_of(3)}));
+  }
+  // Found again, cached again, and gone with its last holder's large block.
+  pool.free_blocks(kSmall, Ids{8, 8, 8});
+  EXPECT_EQ(pool.find(hash_of(3), kSmall), 8);
+  pool.check_invariants();
+}
+
+/// Of blocks with one hash the oldest is found, wherever it lies.
+TEST(SlicedBlockPoolMoves, EqualHashesKeepTheirOrder) {
+  SlicedBlockPool pool(4, kSlices);
+  scatter(pool);
+  for (const BlockId id : {10, 7, 14}) cache(pool, kSmall, Ids{id}, 5);
+  const SliceDemand demand[] = {{.group_id = kWide, .num_new = 1}};
+  ASSERT_EQ(pool.make_room(demand), (Moves{{kSmall, 7, 8}}));
+  EXPECT_EQ(pool.find(hash_of(5), kSmall), 10);
+  pool.evict_blocks(kSmall, Ids{10});
+  EXPECT_EQ(pool.find(hash_of(5), kSmall), 8);
+  pool.evict_blocks(kSmall, Ids{8});
+  EXPECT_EQ(pool.find(hash_of(5), kSmall), 14);
+}
+
+/// What a request has found is held before its new blocks are taken: it may move, not go.
+TEST(SlicedBlockPoolMoves, WhatWasFoundIsKept) {
+  SlicedBlockPool pool(4, kSlices);
+  const Ids ids = pool.get_new_blocks(kSmall, 12);
+  cache(pool, kSmall, ids, 0);
+  pool.free_blocks(kSmall, Ids{5, 6, 7, 11, 15});
+  pool.evict_blocks(kSmall, Ids{6, 7, 11, 15});  // 4 is held and 5 cached; 3 and 3 held
+  const Ids found = {5, 0};
+  SliceDemand demand[] = {{.group_id = kSmall, .found = found}, {.group_id = kWide, .num_new = 3}};
+  EXPECT_FALSE(pool.can_make_room(demand));  // two large blocks; eight slices need two
+  demand[1].num_new = 2;
+  EXPECT_EQ(pool.make_room(demand), (Moves{{kSmall, 4, 15}, {kSmall, 5, 11}}));
+  EXPECT_EQ(pool.find(hash_of(1), kSmall), 11);
+  EXPECT_EQ(pool.ref_count(kSmall, 11), 0);
+  const Ids rewritten = {11, 0};
+  demand[0].found = rewritten;
+  Ids out(2);
+  pool.allocate(demand, out);
+  EXPECT_EQ(out, (Ids{2, 3}));
+  EXPECT_EQ(pool.ref_count(kSmall, 11), 1);
+}
+
+TEST(SlicedBlockPoolMoves, PinnedBlocksAndTooManyMoves) {
+  SlicedBlockPool pool(4, kSlices);
+  scatter(pool);
+  const SliceDemand demand[] = {{.group_id = kWide, .num_new = 1}};
+  EXPECT_EQ(pool.make_room(demand, {.max_moves = 0}), std::nullopt);
+  EXPECT_FALSE(pool.can_make_room(demand, {.max_moves = 0}));
+  const Ids first = {7, 0};
+  const GroupBlocks pinned[] = {{.group_id = kSmall, .blocks = first}};
+  EXPECT_FALSE(pool.can_make_room(demand, {.max_moves = 1, .pinned = pinned}));
+  EXPECT_EQ(pool.make_room(demand, {.max_moves = 1, .pinned = pinned}), std::nullopt);
+  const Ids all = {7, 9, 14};
+  const GroupBlocks all_pinned[] = {{.group_id = kSmall, .blocks = all}};
+  EXPECT_FALSE(pool.can_make_room(demand, {.pinned = all_pinned}));
+  EXPECT_EQ(pool.make_room(demand, {.pinned = pinned}), (Moves{{kSmall, 14, 8}, {kSmall, 15, 6}}));
+}
+
+TEST(SlicedBlockPoolMoves, ErrorsChangeNothing) {
+  SlicedBlockPool pool(4, kSlices);
+  scatter(pool);
+  const auto error = [&](const SliceDemand& demand, const MoveOptions& options = {}) {
+    const std::span<const SliceDemand> demands(&demand, 1);
+    const std::string asked = error_of([&] { (void)pool.can_make_room(demands, options); });
+    const std::string done = error_of([&] { (void)pool.make_room(demands, options); });
+    const auto tail = [](const std::string& s) { return s.substr(s.find("make_room")); };
+    if (done.find("make_room") == std::string::npos) {
+      EXPECT_EQ(asked, done);
+    } else {
+      EXPECT_EQ(tail(asked), tail(done));
+    }
+    return done;
+  };
+  const SliceDemand fine{.group_id = kWide, .num_new = 2};
+  EXPECT_EQ(error({.group_id = PoolGroupId{2}, .num_new = 1}),
+            "group 2 is not in the pool, which has 2 group(s)");
+  EXPECT_EQ(error({.group_id = kWide, .num_new = -1}), "cannot get -1 blocks");
+  EXPECT_EQ(error(fine, {.max_moves = -1}), "make_room: max_moves is 0 or more, not -1");
+  const Ids ids = {7, 16};
+  EXPECT_EQ(error({.group_id = kSmall, .found = ids}),
+            "make_room: block id 16 is not in group 1, which has ids 4 to 15 and the null block 0");
+  const Ids free = {4};
+  EXPECT_EQ(error({.group_id = kSmall, .found = free}),
+            "make_room: block 4 of group 1 has no holder and nothing cached");
+  const Ids foreign = {2};
+  const GroupBlocks pinned[] = {{.group_id = kWide, .blocks = foreign}};
+  EXPECT_EQ(error(fine, {.pinned = pinned}),
+            "make_room: block 2 of group 0 lies in large block 1, which belongs to group 1");
+  const GroupBlocks nowhere[] = {{.group_id = PoolGroupId{7}}};
+  EXPECT_NE(error(fine, {.pinned = nowhere}), "no error");
+  // More than any pool has.
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const SliceDemand huge[] = {{.group_id = kWide, .num_new = kMost},
+                              {.group_id = kWide, .num_new = kMost},
+                              {.group_id = kSmall, .num_new = kMost}};
+  EXPECT_FALSE(pool.can_make_room(huge));
+  EXPECT_EQ(pool.make_room(huge), std::nullopt);
+  EXPECT_EQ(pool.num_used_blocks(kSmall), 6);
+  EXPECT_EQ(pool.make_room(std::span(&fine, 1)), (Moves{{kSmall, 7, 8}}));
+  EXPECT_EQ(pool.make_room({}), Moves{});
+}
+
+/// Bytes follow the ids: a request reads what it has written, whatever has moved in between.
+TEST(SlicedBlockPoolMoves, ContentsFollow) {
+  constexpr int64_t kBytes = 12;  // of a large block
+  constexpr int64_t kNumLarge = 40;
+  constexpr int64_t kCut[] = {2, 4, 6};
+  SlicedBlockPool pool(kNumLarge, kCut);
+  std::vector<uint32_t> memory(static_cast<size_t>(kNumLarge * kBytes));
+  struct Held {
+    PoolGroupId group{};
+    BlockId id = 0;
+    uint32_t content = 0;
+  };
+  std::vector<Held> held;
+  const auto page = [&](PoolGroupId group, BlockId id) {
+    const int64_t bytes = kBytes / pool.slices(group);
+    return std::span(memory).subspan(static_cast<size_t>(id * bytes), static_cast<size_t>(bytes));
+  };
+  std::mt19937 random(3);
+  uint32_t num_written = 0;
+  size_t num_moves = 0;
+  for (int step = 0; step < 20000; ++step) {
+    const PoolGroupId group{static_cast<uint16_t>(random() % 3)};
+    const auto n = static_cast<int64_t>(random() % 9);
+    const SliceDemand demand[] = {{.group_id = group, .num_new = n}};
+    if (!pool.can_allocate(demand)) {
+      if (const std::optional<Moves> moves = pool.make_room(demand)) {
+        num_moves += moves->size();
+        for (size_t i = moves->size(); i-- > 0;) {  // in any order
+          const SliceMove& m = (*moves)[i];
+          const auto from = page(m.group_id, m.source);
+          std::copy(from.begin(), from.end(), page(m.group_id, m.destination).begin());
+          for (Held& h : held) {
+            if (h.group == m.group_id && h.id == m.source) {
+              h.id = m.destination;
+              break;
+            }
+          }
+        }
+      }
+    }
+    if (pool.can_allocate(demand)) {
+      for (const BlockId id : pool.get_new_blocks(group, n)) {
+        const auto to = page(group, id);
+        std::fill(to.begin(), to.end(), ++num_written);
+        held.push_back({group, id, num_written});
+      }
+    } else {
+      for (size_t i = held.size() / 20; i > 0; --i) {
+        std::swap(held[random() % held.size()], held.back());
+        const Held h = held.back();
+        held.pop_back();
+        for (const uint32_t value : page(h.group, h.id)) ASSERT_EQ(value, h.content);
+        pool.free_blocks(h.group, Ids{h.id});
+      }
+    }
+  }
+  EXPECT_GT(num_moves, 1000u);
+  for (const Held& h : held) {
+    for (const uint32_t value : page(h.group, h.id)) ASSERT_EQ(value, h.content);
+  }
+}
+
 TEST(SliceDivision, IsDivision) {
   std::mt19937 random(1);
   const uint32_t most = std::numeric_limits<int32_t>::max();
@@ -399,16 +667,19 @@ class RandomBytes : public testing::ByteSource {
 TEST(SlicedBlockPool, DoesWhatTheModelDoes) {
   constexpr int kPools = 200;
   constexpr int kSteps = 5000;  // a million in all
+  int64_t num_moves = 0;
   for (int seed = 0; seed < kPools; ++seed) {
     RandomBytes bytes(static_cast<uint64_t>(seed));
-    const int num_large = 1 + bytes.below(14);
+    const int num_large = 1 + bytes.below(seed % 2 ? 14 : 24);
     std::vector<int> slices;
     for (int n = bytes.below(4); n >= 0; --n) slices.push_back(1 + bytes.below(7));
     testing::SlicedPoolDriver driver(num_large, slices, bytes.below(4) != 0, bytes.below(9) / 8.0);
     for (int step = 0; step < kSteps; ++step) {
       ASSERT_NO_THROW(driver.step(bytes, step % 8 == 0)) << "seed " << seed << " step " << step;
     }
+    num_moves += driver.num_moves();
   }
+  EXPECT_GT(num_moves, 5000);
 }
 
 }  // namespace

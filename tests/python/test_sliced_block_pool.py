@@ -165,3 +165,80 @@ def test_a_plans_request_takes_the_large_blocks_that_the_plan_says():
     assert [len(group_ids) for group_ids in ids] == pages
     assert exact.num_free_large_blocks == 0
     assert not kvplan.SlicedBlockPool(needed, slices).can_allocate(pages)
+
+
+def scattered(**options):
+    """Large blocks 1 to 3 are the small group's, with 1, 3 and 2 of 4 slices in use."""
+    pool = kvplan.SlicedBlockPool(4, [2, 4], **options)
+    ids = pool.get_new_blocks(12, SMALL)
+    pool.free_blocks([4, 5, 6, 8, 12, 13], SMALL)
+    return pool, [i for i in ids.tolist() if i not in (4, 5, 6, 8, 12, 13)]
+
+
+def test_make_room_says_what_moves():
+    pool, held = scattered()
+    assert not pool.can_allocate([2, 0])
+    assert pool.num_free_large_blocks_after_moves == 1
+    assert pool.can_make_room([2, 0])
+    assert not pool.can_make_room([3, 0])
+    assert pool.make_room([3, 0]) is None
+    (wide_from, wide_to), (small_from, small_to) = pool.make_room([2, 0])
+    assert wide_from.tolist() == wide_to.tolist() == []
+    assert (small_from.tolist(), small_to.tolist()) == ([7], [8])
+    assert small_from.dtype == small_to.dtype == np.int32
+    assert [pair[0].tolist() for pair in pool.make_room([2, 0])] == [[], []]  # it fits
+    pool.check_invariants()
+    assert pool.allocate([2, 0])[0].tolist() == [2, 3]
+    moved = np.arange(pool.num_blocks(SMALL), dtype=np.int32)
+    moved[small_from] = small_to
+    pool.free_blocks(moved[held], SMALL)
+    assert pool.num_used_blocks(SMALL) == 0
+
+
+def test_what_was_found_may_move():
+    pool = kvplan.SlicedBlockPool(4, [2, 4])
+    ids = pool.get_new_blocks(12, SMALL)
+    pool.cache_full_blocks(ids[1:2], [b"a"], 16, SMALL)
+    pool.free_blocks([5, 6, 7, 11, 15], SMALL)
+    found = pool.get_cached_prefix([b"a"], SMALL)
+    sources, destinations = pool.make_room([2, 0], [[], found])[SMALL]
+    assert (sources.tolist(), destinations.tolist()) == ([4, 5], [15, 11])
+    assert pool.get_cached_prefix([b"a"], SMALL).tolist() == [11]
+    wide, small = pool.allocate([2, 0], [[], [11]])
+    assert wide.tolist() == [2, 3]
+    assert small.tolist() == []
+    assert pool.ref_counts([11], SMALL).tolist() == [1]
+
+
+def test_pinned_blocks_and_too_many_moves_leave_the_pool_as_it_is():
+    pool, held = scattered()
+    for options in (
+        {"max_moves": 0},
+        {"max_moves": 1, "pinned": [[], [7]]},
+        {"pinned": [[], held]},
+    ):
+        assert not pool.can_make_room([1, 0], **options)
+        assert pool.make_room([1, 0], **options) is None
+    assert pool.ref_counts(held, SMALL).tolist() == [1] * 6
+    assert pool.make_room([1, 0], max_moves=2, pinned=[[], [7]])[SMALL][0].tolist() == [14, 15]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (([1],), {}, "2 groups, but there are 1 numbers"),
+        (([-1, 0],), {}, "cannot get -1 blocks"),
+        (([1, 0],), {"max_moves": -1}, "max_moves is 0 or more, not -1"),
+        (([1, 0],), {"pinned": [[7]]}, "2 groups, but there are 1 lists of pinned"),
+        (([1, 0],), {"pinned": [[], [16]]}, "block id 16 is not in group 1"),
+        (([1, 0],), {"pinned": [[2], []]}, "in large block 1, which belongs to group 1"),
+        (([1, 0], [[], [4]]), {}, "block 4 of group 1 has no holder and nothing cached"),
+    ],
+)
+def test_bad_input_to_make_room(arguments, options, message):
+    pool, held = scattered()
+    for call in (pool.can_make_room, pool.make_room):
+        with pytest.raises(ValueError, match=message):
+            call(*arguments, **options)
+    assert pool.ref_counts(held, SMALL).tolist() == [1] * 6
+    pool.check_invariants()

@@ -32,6 +32,28 @@ struct SliceDemand {
   int64_t num_new = 0;               ///< new blocks besides
 };
 
+/// Contents that change their block: what is at `source` belongs at `destination`.
+struct SliceMove {
+  PoolGroupId group_id{};
+  BlockId source = 0;
+  BlockId destination = 0;
+
+  friend bool operator==(const SliceMove&, const SliceMove&) = default;
+};
+
+/// Blocks of one group.
+struct GroupBlocks {
+  PoolGroupId group_id{};
+  std::span<const BlockId> blocks{};
+};
+
+struct MoveOptions {
+  int64_t max_moves = INT64_MAX;
+  /// Blocks that must stay where they are, e.g. since a transfer reads or writes them; their whole
+  /// large blocks stay.
+  std::span<const GroupBlocks> pinned{};
+};
+
 /// Hands out the blocks of a plan with `grouping="sliced"`, and finds them by hash.
 ///
 /// The pool has N large blocks. Group g cuts a large block into k_g slices, which are its blocks:
@@ -59,7 +81,10 @@ struct SliceDemand {
 /// scans. Memory: 64 bytes a large block and 64 for each of its slices in the group with most
 /// slices, taken at first use, and with caching the index as in `BlockPool`.
 ///
-/// One writer, as for `BlockPool`. Events are those of `BlockPool`.
+/// Free slices that lie scattered over a group's large blocks are no use to other groups.
+/// `make_room` moves slices together until whole large blocks are free; the caller copies.
+///
+/// One writer, as for `BlockPool`. Events are those of `BlockPool`; a move is none.
 class KVPLAN_API SlicedBlockPool {
  public:
   /// `num_large_blocks` includes the null block. `slices` has k_g for each group g.
@@ -111,6 +136,38 @@ class KVPLAN_API SlicedBlockPool {
   /// One holder less for each block; in a large block, cached slices that become free are evicted
   /// in the order in which they were freed. Null blocks are skipped.
   void free_blocks(PoolGroupId group_id, std::span<const BlockId> blocks);
+
+  // Moving. For when `can_allocate` says no: `make_room`, then the copies, then `allocate`.
+
+  /// Large blocks that would be free if each group's slices were moved together: those that are
+  /// free, and `num_free / k_g` of each group whose partly used ones have `num_free` free slices.
+  int64_t num_free_large_blocks_after_moves() const noexcept;
+  /// Whether `make_room` would succeed. Exact; O(groups + blocks found) without `options`.
+  bool can_make_room(std::span<const SliceDemand> demands, const MoveOptions& options = {}) const;
+  /// Makes `allocate(demands)` possible by emptying large blocks: what is in use there moves to
+  /// free slices of the group's other partly used large blocks, with its holders and hashes;
+  /// what is cached there and in nobody's use is dropped. Returns the moves by group; none if the
+  /// demands fit already. `std::nullopt`, and nothing happens, if moving does not make them fit,
+  /// or takes more than `max_moves`.
+  ///
+  /// As few large blocks as possible are emptied, and those with the fewest bytes in use. Moves go
+  /// to the fullest large block with an empty slice, else in place of the cached slices used
+  /// longest ago. Blocks in `found` may move, but are not dropped; this is a use of them.
+  ///
+  /// The pool knows only the new ids from here on. The caller
+  /// 1. writes destination for source wherever it keeps ids of the group: block tables, and
+  ///    `found` before it goes to `allocate`;
+  /// 2. copies the contents after all that was launched with the old ids, and before anything is
+  ///    launched that writes blocks handed out from now on: on the stream of the kernels, that is
+  ///    their order of launch. Until then the sources' bytes hold the only copy.
+  ///
+  /// In one list every source and every destination occurs once, and none is both: its copies may
+  /// run in any order, or all at once. The copies of two lists must keep the lists' order.
+  ///
+  /// O(moves + blocks found and pinned + slices of a large block of each group), and for each large
+  /// block emptied O(its slices + groups).
+  std::optional<std::vector<SliceMove>> make_room(std::span<const SliceDemand> demands,
+                                                  const MoveOptions& options = {});
 
   // Prefix cache.
 
