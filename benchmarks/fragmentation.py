@@ -312,7 +312,7 @@ def workload_rows(
         for s, r in zip(shapes, answers, strict=True):
             gain = r["output_tokens_per_step"] / answers[0]["output_tokens_per_step"]
             yield [
-                name,
+                name if s is shapes[0] else "",
                 s.name,
                 percent(r.get("first_failure")),
                 percent(r.get("first_failure_lost")),
