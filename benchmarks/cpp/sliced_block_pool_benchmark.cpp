@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -149,6 +150,35 @@ void can_allocate(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations());
 }
 BENCHMARK(can_allocate)->Arg(2)->Arg(8);
+
+/// Per move, and per call that empties one large block of `state.range(0)` slices: of a pool of
+/// which 30 % are in use, scattered.
+void make_room(benchmark::State& state) {
+  const int64_t slices[] = {state.range(0), 1};
+  const std::vector<SliceDemand> demand = {{.group_id = PoolGroupId{1}, .num_new = 1}};
+  std::optional<SlicedBlockPool> pool;
+  int64_t num_moves = 0;
+  for (auto _ : state) {
+    std::optional<std::vector<SliceMove>> moves;
+    if (pool) moves = pool->make_room(demand);
+    if (!moves) {
+      state.PauseTiming();
+      pool.emplace(kNumLarge, slices);
+      std::vector<BlockId> ids = pool->get_new_blocks(kGroup, (kNumLarge - 1) * slices[0]);
+      std::shuffle(ids.begin(), ids.end(), std::mt19937(1));
+      pool->free_blocks(kGroup, std::span(ids).first(ids.size() * 7 / 10));
+      for (int64_t n = pool->num_free_large_blocks(); n > 0; --n) {
+        pool->get_new_blocks(PoolGroupId{1}, 1);
+      }
+      state.ResumeTiming();
+      moves = pool->make_room(demand);
+    }
+    num_moves += static_cast<int64_t>(moves->size());
+    pool->get_new_blocks(PoolGroupId{1}, 1);  // next to nothing
+  }
+  state.SetItemsProcessed(num_moves);
+}
+BENCHMARK(make_room)->Arg(8)->Arg(64);
 
 }  // namespace
 }  // namespace kvplan

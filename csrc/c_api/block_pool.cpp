@@ -3,27 +3,12 @@
 #include <string_view>
 #include <vector>
 
+#include "c_api/arrays.h"
 #include "c_api/guard.h"
 
 struct kvplan_pool {
   kvplan::BlockPool pool;
 };
-
-namespace kvplan::c_api {
-namespace {
-
-template <class T>
-std::span<T> span_of(T* pointer, size_t count) {
-  if (count > 0) deref(pointer, "blocks");
-  return {pointer, count};
-}
-
-std::string_view bytes_of(const void* hash, size_t bytes) {
-  return {static_cast<const char*>(&deref(static_cast<const char*>(hash), "hash")), bytes};
-}
-
-}  // namespace
-}  // namespace kvplan::c_api
 
 using kvplan::c_api::bytes_of;
 using kvplan::c_api::deref;
@@ -64,15 +49,7 @@ kvplan_status kvplan_pool_cache(kvplan_pool* pool, const int32_t* blocks, size_t
                                 uint16_t group) {
   return guarded([&] {
     const std::span<const int32_t> ids = span_of(blocks, count);
-    if (hash_bytes > kvplan::kMaxBlockHashBytes) {
-      throw kvplan::InvalidArgument("a hash has " + std::to_string(hash_bytes) +
-                                    " bytes; at most " +
-                                    std::to_string(kvplan::kMaxBlockHashBytes) + " are allowed");
-    }
-    std::vector<std::string_view> views;
-    for (size_t i = 0; i < count; ++i) {
-      views.push_back(bytes_of(hashes, count * hash_bytes).substr(i * hash_bytes, hash_bytes));
-    }
+    const std::vector<std::string_view> views = kvplan::c_api::hashes_of(hashes, count, hash_bytes);
     kvplan::FullBlocks full;
     full.blocks = ids;
     full.hashes = views;

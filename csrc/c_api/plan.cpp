@@ -37,9 +37,13 @@ PlanningConfig config_from(const kvplan_config& c) {
   config.num_prefill_lookahead_tokens = c.num_prefill_lookahead_tokens;
   if (c.mamba_align != 0) config.mamba_cache_mode = MambaCacheMode::kAlign;
   config.disable_hybrid_kv_cache_manager = c.disable_hybrid_kv_cache_manager != 0;
-  if (c.compact != 0) config.grouping = Grouping::kCompact;
+  if (c.grouping < KVPLAN_GROUPING_VLLM || c.grouping > KVPLAN_GROUPING_SLICED) {
+    throw InvalidArgument("unknown kvplan_grouping " + std::to_string(c.grouping));
+  }
+  config.grouping = static_cast<Grouping>(c.grouping);
   if (c.max_groups != 0) config.max_groups = c.max_groups;
   if (c.reference_model_len != 0) config.reference_model_len = c.reference_model_len;
+  config.min_large_blocks = c.min_large_blocks;
   return config;
 }
 
@@ -86,6 +90,9 @@ static_assert(static_cast<int>(kvplan::KVCacheLayout::kLHBNC) == KVPLAN_LHBNC);
 static_assert(static_cast<int>(kvplan::KVCacheLayout::kBLHNC) == KVPLAN_BLHNC);
 static_assert(static_cast<int>(kvplan::KVCacheLayout::kBLNHC) == KVPLAN_BLNHC);
 static_assert(static_cast<int>(kvplan::KVCacheLayout::kBHLNC) == KVPLAN_BHLNC);
+static_assert(static_cast<int>(kvplan::Grouping::kVllm) == KVPLAN_GROUPING_VLLM);
+static_assert(static_cast<int>(kvplan::Grouping::kCompact) == KVPLAN_GROUPING_COMPACT);
+static_assert(static_cast<int>(kvplan::Grouping::kSliced) == KVPLAN_GROUPING_SLICED);
 
 extern "C" {
 
@@ -98,6 +105,7 @@ void kvplan_config_init(kvplan_config* config) {
   config->max_concurrent_batches = defaults.max_concurrent_batches;
   config->tensor_parallel_size = defaults.tensor_parallel_size;
   config->decode_context_parallel_size = defaults.decode_context_parallel_size;
+  config->min_large_blocks = defaults.min_large_blocks;
 }
 
 kvplan_status kvplan_plan_create(const kvplan_request* request, const kvplan_config* config,

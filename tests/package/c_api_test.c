@@ -210,6 +210,115 @@ static void hands_out_blocks(void) {
   kvplan_pool_destroy(pool);
 }
 
+/* A plan with slices, and its pool: each group's slices share large blocks with the others'. */
+static void plans_and_hands_out_slices(void) {
+  kvplan_request* request = make_request((int64_t)1 << 30);
+  kvplan_config config;
+  kvplan_plan* plan = NULL;
+  kvplan_summary summary;
+  kvplan_group group;
+  kvplan_sliced_pool* pool = NULL;
+  kvplan_slice_demand demands[2];
+  int64_t slices[2];
+  int32_t blocks[4096];
+  size_t g;
+  int32_t fits = -1;
+  kvplan_config_init(&config);
+  REQUIRE(config.grouping == KVPLAN_GROUPING_VLLM && config.min_large_blocks == 700);
+  config.max_model_len = 16384;
+  config.grouping = KVPLAN_GROUPING_SLICED;
+  REQUIRE(kvplan_plan_create(request, &config, &plan) == KVPLAN_LAYOUT);
+  config.layout = KVPLAN_BLHNC;
+  config.min_large_blocks = 0;
+  REQUIRE(kvplan_plan_create(request, &config, &plan) == KVPLAN_INVALID_ARGUMENT);
+  config.min_large_blocks = 100;
+  config.grouping = 3;
+  REQUIRE(kvplan_plan_create(request, &config, &plan) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(strstr(kvplan_last_error(), "unknown kvplan_grouping 3") != NULL);
+  config.grouping = KVPLAN_GROUPING_SLICED;
+  REQUIRE(kvplan_plan_create(request, &config, &plan) == KVPLAN_OK);
+  kvplan_request_destroy(request);
+  REQUIRE(kvplan_plan_check(plan) == KVPLAN_OK);
+  REQUIRE(kvplan_plan_summary(plan, &summary) == KVPLAN_OK);
+  REQUIRE(summary.num_groups == 2);
+  for (g = 0; g < 2; ++g) {
+    REQUIRE(kvplan_plan_group(plan, g, &group) == KVPLAN_OK);
+    slices[g] = group.slices;
+    demands[g].group = (uint16_t)g;
+    demands[g].found = NULL;
+    demands[g].num_found = 0;
+    demands[g].num_new = group.pages_per_request;
+  }
+  kvplan_plan_destroy(plan);
+  REQUIRE(slices[0] != slices[1]);
+  REQUIRE(demands[0].num_new + demands[1].num_new <= 4096);
+  REQUIRE(kvplan_sliced_pool_create(summary.num_blocks, slices, 2, 1, 1.0, &pool) == KVPLAN_OK);
+  REQUIRE(kvplan_sliced_pool_can_allocate(pool, demands, 2, &fits) == KVPLAN_OK && fits == 1);
+  REQUIRE(kvplan_sliced_pool_allocate(pool, demands, 2, blocks, 4096) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_sliced_pool_allocate(pool, demands, 2, blocks,
+                                      (size_t)(demands[0].num_new + demands[1].num_new)) ==
+          KVPLAN_OK);
+  REQUIRE(blocks[0] >= slices[0]);
+  REQUIRE(kvplan_sliced_pool_free(pool, 0, blocks, (size_t)demands[0].num_new) == KVPLAN_OK);
+  kvplan_sliced_pool_destroy(pool);
+}
+
+/* Three large blocks of the second group with 1, 3 and 2 of 4 slices in use. */
+static void moves_slices(void) {
+  static const int64_t slices[2] = {2, 4};
+  static const int32_t freed[6] = {4, 5, 6, 8, 12, 13};
+  kvplan_sliced_pool* pool = NULL;
+  kvplan_slice_demand demand = {NULL, 0, 12, 1};
+  kvplan_slice_move moves[8];
+  kvplan_group_blocks pinned;
+  int32_t pin = 7;
+  int32_t blocks[12];
+  int32_t found;
+  int32_t fits;
+  int64_t num_moves;
+  int64_t num_free;
+  REQUIRE(kvplan_sliced_pool_create(4, slices, 2, 1, 2.0, &pool) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_sliced_pool_create(4, NULL, 2, 1, 1.0, &pool) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(pool == NULL);
+  REQUIRE(kvplan_sliced_pool_create(4, slices, 2, 1, 1.0, &pool) == KVPLAN_OK);
+  REQUIRE(kvplan_sliced_pool_allocate(pool, &demand, 1, blocks, 12) == KVPLAN_OK);
+  REQUIRE(kvplan_sliced_pool_cache(pool, blocks + 3, 1, "hash", 4, 16, 1) == KVPLAN_OK);
+  REQUIRE(kvplan_sliced_pool_free(pool, 1, freed, 6) == KVPLAN_OK);
+  REQUIRE(kvplan_sliced_pool_free(pool, 1, freed, 1) == KVPLAN_BLOCK_POOL);
+  REQUIRE(kvplan_sliced_pool_free(pool, 2, freed, 1) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_sliced_pool_num_free(pool, 1, &num_free) == KVPLAN_OK && num_free == 6);
+  demand.group = 0;
+  demand.num_new = 2;
+  REQUIRE(kvplan_sliced_pool_can_allocate(pool, &demand, 1, &fits) == KVPLAN_OK && fits == 0);
+  REQUIRE(kvplan_sliced_pool_make_room(pool, &demand, 1, NULL, 0, NULL, 0, &num_moves) ==
+          KVPLAN_OK);
+  REQUIRE(num_moves == -1);
+  pinned.group = 1;
+  pinned.blocks = &pin;
+  pinned.count = 1;
+  REQUIRE(kvplan_sliced_pool_make_room(pool, &demand, 1, &pinned, 1, moves, 1, &num_moves) ==
+          KVPLAN_OK);
+  REQUIRE(num_moves == -1);
+  REQUIRE(kvplan_sliced_pool_make_room(pool, &demand, 1, NULL, 1, moves, 1, &num_moves) ==
+          KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_sliced_pool_make_room(pool, &demand, 1, NULL, 0, moves, 8, NULL) ==
+          KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_sliced_pool_make_room(pool, &demand, 1, NULL, 0, moves, 8, &num_moves) ==
+          KVPLAN_OK);
+  REQUIRE(num_moves == 1 && moves[0].group == 1);
+  REQUIRE(moves[0].source == 7 && moves[0].destination == 8);
+  REQUIRE(kvplan_sliced_pool_find(pool, "hash", 4, 1, &found) == KVPLAN_OK && found == 8);
+  REQUIRE(kvplan_sliced_pool_make_room(pool, &demand, 1, NULL, 0, moves, 8, &num_moves) ==
+          KVPLAN_OK);
+  REQUIRE(num_moves == 0);
+  REQUIRE(kvplan_sliced_pool_allocate(pool, &demand, 1, blocks, 2) == KVPLAN_OK);
+  REQUIRE(blocks[0] == 2 && blocks[1] == 3);
+  REQUIRE(kvplan_sliced_pool_touch(pool, 1, &found, 1) == KVPLAN_OK);
+  REQUIRE(kvplan_sliced_pool_touch(NULL, 1, &found, 1) == KVPLAN_INVALID_ARGUMENT);
+  kvplan_sliced_pool_destroy(pool);
+  kvplan_sliced_pool_destroy(NULL);
+}
+
 int main(int argc, char** argv) {
   REQUIRE(strlen(kvplan_version()) >= 5);
   plans_and_reads();
@@ -217,6 +326,8 @@ int main(int argc, char** argv) {
   survives_bad_arguments();
   plans_json(argc < 2 || strcmp(argv[1], "no-json") != 0);
   hands_out_blocks();
+  plans_and_hands_out_slices();
+  moves_slices();
   puts("ok");
   return 0;
 }

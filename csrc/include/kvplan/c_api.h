@@ -62,6 +62,12 @@ typedef enum kvplan_layout {
   KVPLAN_BHLNC = 5
 } kvplan_layout;
 
+typedef enum kvplan_grouping {
+  KVPLAN_GROUPING_VLLM = 0,
+  KVPLAN_GROUPING_COMPACT = 1,
+  KVPLAN_GROUPING_SLICED = 2 /* for kvplan_sliced_pool; a layout with the blocks outermost */
+} kvplan_grouping;
+
 /* Fields as in kvplan/config.h; 0 where a field says so stands for "not given". */
 typedef struct kvplan_config {
   int64_t max_model_len;        /* tokens */
@@ -76,10 +82,11 @@ typedef struct kvplan_config {
   int64_t num_prefill_lookahead_tokens;
   int32_t mamba_align; /* 1: mamba_cache_mode "align" */
   int32_t disable_hybrid_kv_cache_manager;
-  int32_t compact; /* 1: grouping "compact" */
+  int32_t grouping; /* kvplan_grouping */
   int32_t reserved;
-  int64_t max_groups;          /* 0: not given */
-  int64_t reference_model_len; /* 0: not given */
+  int64_t max_groups;          /* of compact; 0: not given */
+  int64_t reference_model_len; /* of compact and sliced; 0: not given */
+  int64_t min_large_blocks;    /* of sliced */
 } kvplan_config;
 /* Every field at its default; max_model_len has none. */
 KVPLAN_C_API void kvplan_config_init(kvplan_config* config);
@@ -234,6 +241,73 @@ KVPLAN_C_API kvplan_status kvplan_pool_cache(kvplan_pool* pool, const int32_t* b
 /* The cached block, or -1. */
 KVPLAN_C_API kvplan_status kvplan_pool_find(const kvplan_pool* pool, const void* hash,
                                             size_t hash_bytes, uint16_t group, int32_t* block);
+
+/* --- the pool of a plan with grouping "sliced" --------------------------------------------------
+ * As kvplan/sliced_block_pool.h, where each rule is. A block id is one of a group: large block *
+ * slices of the group + slice. */
+
+typedef struct kvplan_sliced_pool kvplan_sliced_pool;
+/* `slices` has kvplan_group.slices of each group; own_first_above is a share of the pool, 1.0 / 64
+ * unless there are reasons, 1 where slices are moved. */
+KVPLAN_C_API kvplan_status kvplan_sliced_pool_create(int64_t num_large_blocks,
+                                                     const int64_t* slices, size_t num_groups,
+                                                     int32_t enable_caching, double own_first_above,
+                                                     kvplan_sliced_pool** out);
+KVPLAN_C_API void kvplan_sliced_pool_destroy(kvplan_sliced_pool* pool);
+/* Blocks that the group could get if no other group took any. */
+KVPLAN_C_API kvplan_status kvplan_sliced_pool_num_free(const kvplan_sliced_pool* pool,
+                                                       uint16_t group, int64_t* num_free);
+
+/* What one request wants of one group. */
+typedef struct kvplan_slice_demand {
+  const int32_t* found; /* blocks of the prefix cache to hold */
+  size_t num_found;
+  int64_t num_new;
+  uint16_t group;
+} kvplan_slice_demand;
+/* *fits is 1 if kvplan_sliced_pool_allocate would succeed. */
+KVPLAN_C_API kvplan_status kvplan_sliced_pool_can_allocate(const kvplan_sliced_pool* pool,
+                                                           const kvplan_slice_demand* demands,
+                                                           size_t num_demands, int32_t* fits);
+/* All or nothing; `blocks` has the new ones demand by demand, `count` in all. */
+KVPLAN_C_API kvplan_status kvplan_sliced_pool_allocate(kvplan_sliced_pool* pool,
+                                                       const kvplan_slice_demand* demands,
+                                                       size_t num_demands, int32_t* blocks,
+                                                       size_t count);
+KVPLAN_C_API kvplan_status kvplan_sliced_pool_touch(kvplan_sliced_pool* pool, uint16_t group,
+                                                    const int32_t* blocks, size_t count);
+KVPLAN_C_API kvplan_status kvplan_sliced_pool_free(kvplan_sliced_pool* pool, uint16_t group,
+                                                   const int32_t* blocks, size_t count);
+KVPLAN_C_API kvplan_status kvplan_sliced_pool_cache(kvplan_sliced_pool* pool, const int32_t* blocks,
+                                                    size_t count, const void* hashes,
+                                                    size_t hash_bytes, int64_t block_size,
+                                                    uint16_t group);
+/* The cached block, or -1. */
+KVPLAN_C_API kvplan_status kvplan_sliced_pool_find(const kvplan_sliced_pool* pool, const void* hash,
+                                                   size_t hash_bytes, uint16_t group,
+                                                   int32_t* block);
+
+/* Contents that change their block. */
+typedef struct kvplan_slice_move {
+  int32_t source;
+  int32_t destination;
+  uint16_t group;
+} kvplan_slice_move;
+typedef struct kvplan_group_blocks {
+  const int32_t* blocks;
+  size_t count;
+  uint16_t group;
+} kvplan_group_blocks;
+/* Makes kvplan_sliced_pool_allocate possible by at most `capacity` moves, which the caller copies
+ * and writes into its block tables and `found`; sliced_block_pool.h has the order of copies. None
+ * of the `pinned` blocks moves. *num_moves is 0 if the demands fit already, and -1, and nothing
+ * happens, if it cannot be done. */
+KVPLAN_C_API kvplan_status kvplan_sliced_pool_make_room(kvplan_sliced_pool* pool,
+                                                        const kvplan_slice_demand* demands,
+                                                        size_t num_demands,
+                                                        const kvplan_group_blocks* pinned,
+                                                        size_t num_pinned, kvplan_slice_move* moves,
+                                                        size_t capacity, int64_t* num_moves);
 
 #ifdef __cplusplus
 }

@@ -43,10 +43,11 @@ struct Config {
     num_prefill_lookahead_tokens: i64,
     mamba_align: i32,
     disable_hybrid_kv_cache_manager: i32,
-    compact: i32,
+    grouping: i32,
     reserved: i32,
     max_groups: i64,
     reference_model_len: i64,
+    min_large_blocks: i64,
 }
 
 #[repr(C)]

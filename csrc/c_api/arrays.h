@@ -1,0 +1,38 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "c_api/guard.h"
+#include "kvplan/block_pool.h"
+
+/// What C passes as a pointer and a count.
+namespace kvplan::c_api {
+
+template <class T>
+std::span<T> span_of(T* pointer, size_t count, const char* what = "blocks") {
+  if (count > 0) deref(pointer, what);
+  return {pointer, count};
+}
+
+inline std::string_view bytes_of(const void* hash, size_t bytes) {
+  return {&deref(static_cast<const char*>(hash), "hash"), bytes};
+}
+
+/// `count` hashes, one after the other.
+inline std::vector<std::string_view> hashes_of(const void* hashes, size_t count,
+                                               size_t hash_bytes) {
+  if (hash_bytes > kMaxBlockHashBytes) {
+    throw InvalidArgument("a hash has " + std::to_string(hash_bytes) + " bytes; at most " +
+                          std::to_string(kMaxBlockHashBytes) + " are allowed");
+  }
+  std::vector<std::string_view> views;
+  for (size_t i = 0; i < count; ++i) {
+    views.push_back(bytes_of(hashes, count * hash_bytes).substr(i * hash_bytes, hash_bytes));
+  }
+  return views;
+}
+
+}  // namespace kvplan::c_api

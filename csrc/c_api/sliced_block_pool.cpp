@@ -1,0 +1,141 @@
+#include "kvplan/sliced_block_pool.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "c_api/arrays.h"
+#include "c_api/guard.h"
+
+struct kvplan_sliced_pool {
+  kvplan::SlicedBlockPool pool;
+};
+
+namespace kvplan::c_api {
+namespace {
+
+std::vector<SliceDemand> demands_of(const kvplan_slice_demand* demands, size_t count) {
+  std::vector<SliceDemand> result;
+  for (const kvplan_slice_demand& d : span_of(demands, count, "demands")) {
+    result.push_back({.group_id = PoolGroupId{d.group},
+                      .found = span_of(d.found, d.num_found, "found"),
+                      .num_new = d.num_new});
+  }
+  return result;
+}
+
+std::vector<GroupBlocks> pinned_of(const kvplan_group_blocks* pinned, size_t count) {
+  std::vector<GroupBlocks> result;
+  for (const kvplan_group_blocks& p : span_of(pinned, count, "pinned")) {
+    result.push_back({PoolGroupId{p.group}, span_of(p.blocks, p.count)});
+  }
+  return result;
+}
+
+}  // namespace
+}  // namespace kvplan::c_api
+
+using kvplan::PoolGroupId;
+using kvplan::c_api::bytes_of;
+using kvplan::c_api::demands_of;
+using kvplan::c_api::deref;
+using kvplan::c_api::guarded;
+using kvplan::c_api::span_of;
+
+extern "C" {
+
+kvplan_status kvplan_sliced_pool_create(int64_t num_large_blocks, const int64_t* slices,
+                                        size_t num_groups, int32_t enable_caching,
+                                        double own_first_above, kvplan_sliced_pool** out) {
+  return guarded([&] {
+    deref(out, "out") = nullptr;
+    *out = new kvplan_sliced_pool{kvplan::SlicedBlockPool(
+        num_large_blocks, span_of(slices, num_groups, "slices"),
+        {.enable_caching = enable_caching != 0, .own_first_above = own_first_above})};
+  });
+}
+
+void kvplan_sliced_pool_destroy(kvplan_sliced_pool* pool) { delete pool; }
+
+kvplan_status kvplan_sliced_pool_num_free(const kvplan_sliced_pool* pool, uint16_t group,
+                                          int64_t* num_free) {
+  return guarded([&] {
+    deref(num_free, "num_free") = deref(pool, "pool").pool.num_free_blocks(PoolGroupId{group});
+  });
+}
+
+kvplan_status kvplan_sliced_pool_can_allocate(const kvplan_sliced_pool* pool,
+                                              const kvplan_slice_demand* demands,
+                                              size_t num_demands, int32_t* fits) {
+  return guarded([&] {
+    deref(fits, "fits") =
+        deref(pool, "pool").pool.can_allocate(demands_of(demands, num_demands)) ? 1 : 0;
+  });
+}
+
+kvplan_status kvplan_sliced_pool_allocate(kvplan_sliced_pool* pool,
+                                          const kvplan_slice_demand* demands, size_t num_demands,
+                                          int32_t* blocks, size_t count) {
+  return guarded([&] {
+    deref(pool, "pool").pool.allocate(demands_of(demands, num_demands), span_of(blocks, count));
+  });
+}
+
+kvplan_status kvplan_sliced_pool_touch(kvplan_sliced_pool* pool, uint16_t group,
+                                       const int32_t* blocks, size_t count) {
+  return guarded(
+      [&] { deref(pool, "pool").pool.touch(PoolGroupId{group}, span_of(blocks, count)); });
+}
+
+kvplan_status kvplan_sliced_pool_free(kvplan_sliced_pool* pool, uint16_t group,
+                                      const int32_t* blocks, size_t count) {
+  return guarded(
+      [&] { deref(pool, "pool").pool.free_blocks(PoolGroupId{group}, span_of(blocks, count)); });
+}
+
+kvplan_status kvplan_sliced_pool_cache(kvplan_sliced_pool* pool, const int32_t* blocks,
+                                       size_t count, const void* hashes, size_t hash_bytes,
+                                       int64_t block_size, uint16_t group) {
+  return guarded([&] {
+    const std::vector<std::string_view> views = kvplan::c_api::hashes_of(hashes, count, hash_bytes);
+    deref(pool, "pool")
+        .pool.cache_full_blocks({.blocks = span_of(blocks, count),
+                                 .hashes = views,
+                                 .block_size = block_size,
+                                 .group_id = PoolGroupId{group}});
+  });
+}
+
+kvplan_status kvplan_sliced_pool_find(const kvplan_sliced_pool* pool, const void* hash,
+                                      size_t hash_bytes, uint16_t group, int32_t* block) {
+  return guarded([&] {
+    deref(block, "block") =
+        deref(pool, "pool").pool.find(bytes_of(hash, hash_bytes), PoolGroupId{group}).value_or(-1);
+  });
+}
+
+kvplan_status kvplan_sliced_pool_make_room(kvplan_sliced_pool* pool,
+                                           const kvplan_slice_demand* demands, size_t num_demands,
+                                           const kvplan_group_blocks* pinned, size_t num_pinned,
+                                           kvplan_slice_move* moves, size_t capacity,
+                                           int64_t* num_moves) {
+  return guarded([&] {
+    deref(num_moves, "num_moves") = -1;
+    const std::span<kvplan_slice_move> out = span_of(moves, capacity, "moves");
+    const auto fixed = kvplan::c_api::pinned_of(pinned, num_pinned);
+    const size_t most = std::min<size_t>(capacity, std::numeric_limits<int64_t>::max());
+    const auto made =
+        deref(pool, "pool")
+            .pool.make_room(demands_of(demands, num_demands),
+                            {.max_moves = static_cast<int64_t>(most), .pinned = fixed});
+    if (!made) return;
+    for (size_t i = 0; i < made->size(); ++i) {
+      const kvplan::SliceMove& m = (*made)[i];
+      out[i] = {m.source, m.destination, static_cast<uint16_t>(m.group_id)};
+    }
+    *num_moves = static_cast<int64_t>(made->size());
+  });
+}
+}
