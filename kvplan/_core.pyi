@@ -49,6 +49,7 @@ __all__: list[str] = [
     "RSWASpec",
     "SinkFullAttentionSpec",
     "SlicedBlockPool",
+    "SlicedDevicePool",
     "SlicedPoint",
     "SlidingWindowMLASpec",
     "SlidingWindowSpec",
@@ -57,6 +58,7 @@ __all__: list[str] = [
     "VllmBlockPool",
     "VllmPlanner",
     "WorkerReport",
+    "allocate_slices_workspace",
     "annotate_eagle_groups",
     "annotate_global_groups",
     "append_slots_workspace",
@@ -96,6 +98,7 @@ __all__: list[str] = [
     "project_kv_cache_groups_to_worker",
     "promote_local_kv_cache_specs",
     "resolve_kv_cache_block_sizes",
+    "slice_words",
     "sliced_point",
     "spec_class_names",
     "spec_field_names",
@@ -1360,6 +1363,22 @@ class DevicePool:
         self, num_blocks: int, free_ids: int, state: int, ref_counts: int = 0, last_use: int = 0
     ) -> None: ...
 
+class SlicedDevicePool:
+    """
+    Where a sliced pool's arrays are.
+    """
+    def __init__(
+        self,
+        num_large_blocks: int,
+        slices: collections.abc.Sequence[int],
+        free_large: int,
+        listed: int,
+        state: int,
+        large: int,
+        used_slices: int,
+        ref_counts: int = 0,
+    ) -> None: ...
+
 class DeviceTables:
     """
     Where the block tables of all groups are.
@@ -1377,6 +1396,7 @@ class BlockOps:
     """
     The block operations on one kind of device.
     """
+    @typing.overload
     def allocate(
         self,
         arg0: DevicePool,
@@ -1388,9 +1408,42 @@ class BlockOps:
         arg6: int,
         arg7: int,
     ) -> None: ...
+    @typing.overload
+    def allocate(
+        self,
+        arg0: SlicedDevicePool,
+        arg1: int,
+        arg2: int,
+        arg3: int,
+        arg4: int,
+        arg5: int,
+        arg6: int,
+        arg7: int,
+        arg8: int,
+    ) -> None: ...
+    @typing.overload
     def append_slots(
         self,
         arg0: DevicePool,
+        arg1: DeviceTables,
+        arg2: int,
+        arg3: int,
+        arg4: int,
+        arg5: int,
+        arg6: int,
+        arg7: int,
+        arg8: int,
+        arg9: int,
+        arg10: int,
+        arg11: int,
+        arg12: int,
+        arg13: int,
+        arg14: int,
+    ) -> None: ...
+    @typing.overload
+    def append_slots(
+        self,
+        arg0: SlicedDevicePool,
         arg1: DeviceTables,
         arg2: int,
         arg3: int,
@@ -1431,12 +1484,31 @@ class BlockOps:
         arg4: collections.abc.Sequence[tuple[int, int]],
         arg5: int,
     ) -> None: ...
+    @typing.overload
     def release(self, arg0: DevicePool, arg1: int, arg2: int, arg3: int) -> None: ...
+    @typing.overload
+    def release(
+        self, arg0: SlicedDevicePool, arg1: int, arg2: int, arg3: int, arg4: int
+    ) -> None: ...
+    @typing.overload
     def release_rows(
         self, arg0: DevicePool, arg1: DeviceTables, arg2: int, arg3: int, arg4: int, arg5: int
     ) -> None: ...
+    @typing.overload
+    def release_rows(
+        self, arg0: SlicedDevicePool, arg1: DeviceTables, arg2: int, arg3: int, arg4: int, arg5: int
+    ) -> None: ...
+    def remap_blocks(
+        self, arg0: DeviceTables, arg1: int, arg2: int, arg3: int, arg4: int, arg5: int
+    ) -> None: ...
+    @typing.overload
     def reset_pool(self, arg0: DevicePool, arg1: int) -> None: ...
+    @typing.overload
+    def reset_pool(self, arg0: SlicedDevicePool, arg1: int) -> None: ...
+    @typing.overload
     def touch(self, arg0: DevicePool, arg1: int, arg2: int, arg3: int) -> None: ...
+    @typing.overload
+    def touch(self, arg0: SlicedDevicePool, arg1: int, arg2: int, arg3: int, arg4: int) -> None: ...
     def zero_blocks(
         self,
         arg0: int,
@@ -1606,6 +1678,11 @@ class VllmPlanner:
 
 def _restore_config(arg0: dict) -> PlanningConfig: ...
 def _restore_spec(arg0: typing.Any, arg1: dict) -> typing.Any: ...
+def allocate_slices_workspace(num_requests: int, num_groups: int) -> int:
+    """
+    int64 elements.
+    """
+
 def annotate_eagle_groups(
     vllm_config: typing.Any,
     kv_cache_spec: dict,
@@ -1747,6 +1824,11 @@ def promote_local_kv_cache_specs(kv_cache_spec: dict) -> dict: ...
 def resolve_kv_cache_block_sizes(
     vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable
 ) -> tuple: ...
+def slice_words(max_slices: int) -> int:
+    """
+    int32 elements for a bit a slice.
+    """
+
 def sliced_point(
     config: typing.Any, kv_cache_specs: typing.Any, available_memory: typing.Any = None
 ) -> typing.Any: ...

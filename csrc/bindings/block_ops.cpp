@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -84,12 +85,13 @@ TableSet make_tables(const py::iterable& groups, int32_t num_rows, int32_t cp_si
   return tables;
 }
 
-void append(const BlockOpsObject& self, const cuda::Pool& pool, const TableSet& tables,
+template <class PoolType>
+void append(const BlockOpsObject& self, const PoolType& pool, const TableSet& tables,
             int32_t max_requests, int64_t max_tokens, Address num_requests, Address rows,
             Address context_lens, Address new_tokens, Address status, Address slots,
             int64_t slots_stride, Address query_starts, Address positions, Address workspace,
             Address stream) {
-  cuda::AppendSlots a;
+  cuda::AppendSlotsTo<PoolType> a;
   a.pool = pool;
   a.max_requests = max_requests;
   a.max_tokens = max_tokens;
@@ -108,9 +110,10 @@ void append(const BlockOpsObject& self, const cuda::Pool& pool, const TableSet& 
   cuda::append_slots(*self.ops, a, at<void>(stream));
 }
 
-void release_rows(const BlockOpsObject& self, const cuda::Pool& pool, const TableSet& tables,
+template <class PoolType>
+void release_rows(const BlockOpsObject& self, const PoolType& pool, const TableSet& tables,
                   int32_t max_requests, Address rows, Address workspace, Address stream) {
-  cuda::ReleaseRows a;
+  cuda::ReleaseRowsTo<PoolType> a;
   a.pool = pool;
   a.max_requests = max_requests;
   a.rows = at<int32_t>(rows);
@@ -137,6 +140,40 @@ void gather(const BlockOpsObject& self, const TableSet& tables, int32_t max_requ
     a.out_stride[g] = out[g].second;
   }
   cuda::gather_tables(*self.ops, a, at<void>(stream));
+}
+
+void remap(const BlockOpsObject& self, const TableSet& tables, int32_t group, int64_t num_moves,
+           Address sources, Address targets, Address stream) {
+  if (group < 0 || std::cmp_greater_equal(group, tables.groups.size())) {
+    throw InvalidArgument("group: " + std::to_string(group) + " of " +
+                          std::to_string(tables.groups.size()));
+  }
+  cuda::remap_blocks(*self.ops,
+                     {tables.groups[group], tables.num_rows, num_moves, at<int32_t>(sources),
+                      at<int32_t>(targets)},
+                     at<void>(stream));
+}
+
+/// Where a sliced pool's arrays are; `slices`: for each group.
+cuda::SlicedPool make_sliced_pool(int32_t num_large_blocks, const std::vector<int32_t>& slices,
+                                  Address free_large, Address listed, Address state, Address large,
+                                  Address used_slices, Address ref_counts) {
+  if (slices.empty() || slices.size() > cuda::kMaxGroups) {
+    throw InvalidArgument("slices: 1 to " + std::to_string(cuda::kMaxGroups) +
+                          " groups are supported, got " + std::to_string(slices.size()));
+  }
+  cuda::SlicedPool pool;
+  pool.num_large_blocks = num_large_blocks;
+  pool.num_groups = static_cast<int32_t>(slices.size());
+  pool.max_slices = *std::max_element(slices.begin(), slices.end());
+  pool.free_large = at<int32_t>(free_large);
+  pool.listed = at<int32_t>(listed);
+  pool.state = at<int32_t>(state);
+  pool.large = at<cuda::LargeBlock>(large);
+  pool.used_slices = at<int32_t>(used_slices);
+  pool.ref_counts = at<int32_t>(ref_counts);
+  std::copy(slices.begin(), slices.end(), pool.slices);
+  return pool;
 }
 
 /// (offset, block stride, size) for each region of a KVCacheConfig's layers.
@@ -173,6 +210,10 @@ int32_t vector_bytes_of(const std::vector<Address>& buffers,
 void bind_block_ops(py::module_& m) {
   m.attr("MAX_TABLE_GROUPS") = cuda::kMaxGroups;
   m.attr("POOL_STATE_SIZE") = static_cast<int>(cuda::kPoolStateSize);
+  m.def("slice_words", &cuda::slice_words, py::arg("max_slices"),
+        "int32 elements for a bit a slice.");
+  m.def("allocate_slices_workspace", &cuda::allocate_slices_workspace, py::arg("num_requests"),
+        py::arg("num_groups"), "int64 elements.");
   m.def("append_slots_workspace", &cuda::append_slots_workspace, py::arg("max_requests"),
         py::arg("num_groups"), "int64 elements.");
   m.def("vector_bytes", &vector_bytes_of, py::arg("buffers"), py::arg("regions"));
@@ -187,6 +228,10 @@ void bind_block_ops(py::module_& m) {
            }),
            py::arg("num_blocks"), py::arg("free_ids"), py::arg("state"), py::arg("ref_counts") = 0,
            py::arg("last_use") = 0);
+  py::class_<cuda::SlicedPool>(m, "SlicedDevicePool", "Where a sliced pool's arrays are.")
+      .def(py::init(&make_sliced_pool), py::arg("num_large_blocks"), py::arg("slices"),
+           py::arg("free_large"), py::arg("listed"), py::arg("state"), py::arg("large"),
+           py::arg("used_slices"), py::arg("ref_counts") = 0);
   py::class_<TableSet>(m, "DeviceTables", "Where the block tables of all groups are.")
       .def(py::init(&make_tables), py::arg("groups"), py::arg("num_rows"), py::arg("cp_size") = 1,
            py::arg("cp_rank") = 0, py::arg("cp_interleave") = 1);
@@ -217,8 +262,34 @@ void bind_block_ops(py::module_& m) {
               Address stream) {
              cuda::touch(*self.ops, pool, at<int32_t>(ids), num_ids, at<void>(stream));
            })
-      .def("append_slots", &append, no_gil)
-      .def("release_rows", &release_rows, no_gil)
+      .def("reset_pool",
+           [](const BlockOpsObject& self, const cuda::SlicedPool& pool, Address stream) {
+             cuda::reset_pool(*self.ops, pool, at<void>(stream));
+           })
+      .def("allocate",
+           [](const BlockOpsObject& self, const cuda::SlicedPool& pool, int32_t num_requests,
+              Address counts, int64_t ids_capacity, Address ids, Address starts, Address status,
+              Address workspace, Address stream) {
+             cuda::allocate(*self.ops, pool,
+                            {num_requests, at<int32_t>(counts), ids_capacity, at<int32_t>(ids),
+                             at<int64_t>(starts), at<int32_t>(status), at<int64_t>(workspace)},
+                            at<void>(stream));
+           })
+      .def("release",
+           [](const BlockOpsObject& self, const cuda::SlicedPool& pool, int32_t group, Address ids,
+              int64_t num_ids, Address stream) {
+             cuda::release(*self.ops, pool, group, at<int32_t>(ids), num_ids, at<void>(stream));
+           })
+      .def("touch",
+           [](const BlockOpsObject& self, const cuda::SlicedPool& pool, int32_t group, Address ids,
+              int64_t num_ids, Address stream) {
+             cuda::touch(*self.ops, pool, group, at<int32_t>(ids), num_ids, at<void>(stream));
+           })
+      .def("append_slots", &append<cuda::Pool>, no_gil)
+      .def("append_slots", &append<cuda::SlicedPool>, no_gil)
+      .def("release_rows", &release_rows<cuda::Pool>, no_gil)
+      .def("release_rows", &release_rows<cuda::SlicedPool>, no_gil)
+      .def("remap_blocks", &remap, no_gil)
       .def("gather_tables", &gather)
       .def(
           "zero_blocks",

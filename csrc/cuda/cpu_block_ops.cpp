@@ -8,13 +8,15 @@
 namespace kvplan::cuda {
 namespace {
 
-const char* reset_pool(const Pool& pool, void*) {
+template <class PoolType>
+const char* reset_pool(const PoolType& pool, void*) {
   CpuTeam team;
   reset_pool_steps(team, pool);
   return nullptr;
 }
 
-const char* allocate(const Pool& pool, const Allocate& args, void*) {
+template <class PoolType, class Args>
+const char* allocate(const PoolType& pool, const Args& args, void*) {
   CpuTeam team;
   allocate_steps(team, pool, args);
   return nullptr;
@@ -26,21 +28,45 @@ const char* release(const Pool& pool, const int32_t* ids, int64_t num_ids, void*
   return nullptr;
 }
 
+const char* release_slices(const SlicedPool& pool, int32_t group, const int32_t* ids,
+                           int64_t num_ids, void*) {
+  CpuTeam team;
+  release_steps(team, pool, num_ids, [=](int64_t k) { return Slice{group, ids[k]}; });
+  return nullptr;
+}
+
 const char* touch(const Pool& pool, const int32_t* ids, int64_t num_ids, void*) {
   CpuTeam team;
   touch_steps(team, pool, ids, num_ids);
   return nullptr;
 }
 
-const char* append_slots(const AppendSlots& args, void*) {
+const char* touch_slices(const SlicedPool& pool, int32_t group, const int32_t* ids, int64_t num_ids,
+                         void*) {
+  CpuTeam team;
+  touch_steps(team, pool, group, ids, num_ids);
+  return nullptr;
+}
+
+template <class Args>
+const char* append_slots(const Args& args, void*) {
   CpuTeam team;
   append_slots_steps(team, args);
   return nullptr;
 }
 
-const char* release_rows(const ReleaseRows& args, void*) {
+template <class Args>
+const char* release_rows(const Args& args, void*) {
   CpuTeam team;
   release_rows_steps(team, args);
+  return nullptr;
+}
+
+const char* remap_blocks(const RemapBlocks& a, void*) {
+  for (int32_t row = 0; row < a.num_rows; ++row) {
+    int32_t* const entries = table_row(a.group, row);
+    for (int64_t j = 0; j < entries_in_use(a.group, row); ++j) entries[j] = remapped(a, entries[j]);
+  }
   return nullptr;
 }
 
@@ -106,7 +132,14 @@ const BlockOps& cpu_block_ops() noexcept {
                                 .release_rows = release_rows,
                                 .gather_tables = gather_tables,
                                 .zero_blocks = zero_blocks,
-                                .copy_blocks = copy_blocks};
+                                .copy_blocks = copy_blocks,
+                                .remap_blocks = remap_blocks,
+                                .reset_sliced_pool = reset_pool,
+                                .allocate_slices = allocate,
+                                .release_slices = release_slices,
+                                .touch_slices = touch_slices,
+                                .append_slices = append_slots,
+                                .release_sliced_rows = release_rows};
   return ops;
 }
 

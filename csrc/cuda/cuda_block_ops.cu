@@ -11,18 +11,24 @@ namespace {
 
 constexpr int kTileThreads = 256;
 constexpr int kGatherThreads = 256;
+constexpr int kSlotThreads = 256;
+// Up to here the one thread block that takes the blocks also writes the slots: another launch costs
+// more than four rounds of its threads.
+constexpr int64_t kTokensOfOneLaunch = 4096;
 // Enough thread blocks in flight to keep the memory busy.
-constexpr int kTileBlocksPerMultiprocessor = 8;
+constexpr int kBlocksPerMultiprocessor = 8;
 
+template <class PoolType>
 __global__ void __launch_bounds__(kTeamThreads)
-    reset_pool_kernel(const __grid_constant__ Pool pool) {
+    reset_pool_kernel(const __grid_constant__ PoolType pool) {
   __shared__ CudaTeam::Storage storage;
   CudaTeam team(storage);
   reset_pool_steps(team, pool);
 }
 
+template <class PoolType, class Args>
 __global__ void __launch_bounds__(kTeamThreads)
-    allocate_kernel(const __grid_constant__ Pool pool, const __grid_constant__ Allocate args) {
+    allocate_kernel(const __grid_constant__ PoolType pool, const __grid_constant__ Args args) {
   __shared__ CudaTeam::Storage storage;
   CudaTeam team(storage);
   allocate_steps(team, pool, args);
@@ -36,6 +42,14 @@ __global__ void __launch_bounds__(kTeamThreads)
 }
 
 __global__ void __launch_bounds__(kTeamThreads)
+    release_slices_kernel(const __grid_constant__ SlicedPool pool, int32_t group,
+                          const int32_t* ids, int64_t num_ids) {
+  __shared__ CudaTeam::Storage storage;
+  CudaTeam team(storage);
+  release_steps(team, pool, num_ids, [group, ids](int64_t k) { return Slice{group, ids[k]}; });
+}
+
+__global__ void __launch_bounds__(kTeamThreads)
     touch_kernel(const __grid_constant__ Pool pool, const int32_t* ids, int64_t num_ids) {
   __shared__ CudaTeam::Storage storage;
   CudaTeam team(storage);
@@ -43,17 +57,59 @@ __global__ void __launch_bounds__(kTeamThreads)
 }
 
 __global__ void __launch_bounds__(kTeamThreads)
-    append_slots_kernel(const __grid_constant__ AppendSlots args) {
+    touch_slices_kernel(const __grid_constant__ SlicedPool pool, int32_t group, const int32_t* ids,
+                        int64_t num_ids) {
+  __shared__ CudaTeam::Storage storage;
+  CudaTeam team(storage);
+  touch_steps(team, pool, group, ids, num_ids);
+}
+
+template <class Args>
+__global__ void __launch_bounds__(kTeamThreads)
+    append_slots_kernel(const __grid_constant__ Args args) {
   __shared__ CudaTeam::Storage storage;
   CudaTeam team(storage);
   append_slots_steps(team, args);
 }
 
+template <class Args>
 __global__ void __launch_bounds__(kTeamThreads)
-    release_rows_kernel(const __grid_constant__ ReleaseRows args) {
+    append_blocks_kernel(const __grid_constant__ Args args) {
+  __shared__ CudaTeam::Storage storage;
+  CudaTeam team(storage);
+  append_blocks_steps(team, args);
+}
+
+template <class Args>
+__global__ void __launch_bounds__(kSlotThreads)
+    write_slots_kernel(const __grid_constant__ Args args) {
+  const int64_t n = num_requests_of(args);
+  const int64_t stride = int64_t{gridDim.x} * kSlotThreads;
+  for (int64_t t = int64_t{blockIdx.x} * kSlotThreads + threadIdx.x; t < args.max_tokens;
+       t += stride) {
+    write_slots(args, n, t);
+  }
+}
+
+template <class Args>
+__global__ void __launch_bounds__(kTeamThreads)
+    release_rows_kernel(const __grid_constant__ Args args) {
   __shared__ CudaTeam::Storage storage;
   CudaTeam team(storage);
   release_rows_steps(team, args);
+}
+
+/// One thread block a row.
+__global__ void __launch_bounds__(kGatherThreads)
+    remap_blocks_kernel(const __grid_constant__ RemapBlocks args) {
+  const auto row = static_cast<int32_t>(blockIdx.x);
+  int32_t* const entries = table_row(args.group, row);
+  const int64_t n = entries_in_use(args.group, row);
+  for (int64_t j = threadIdx.x; j < n; j += kGatherThreads) {
+    const int32_t block = entries[j];
+    const int32_t now = remapped(args, block);
+    if (now != block) entries[j] = now;
+  }
 }
 
 /// One thread block a row of one group's table.
@@ -160,11 +216,8 @@ const char* launch(void (*kernel)(Parameters...), dim3 grid, int threads, void* 
   return message(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-/// Launches `kernel` with one thread block a tile, as long as that is not more than the device has
-/// room for.
-template <class... Parameters, class Args>
-const char* launch_tiles(void (*kernel)(Parameters...), const Args& args, int64_t num_blocks,
-                         void* stream) {
+/// Thread blocks for `work` of them: not more than the device has room for.
+const char* grid_for(int64_t work, dim3& grid) {
   int device = 0;
   int multiprocessors = 0;
   if (const char* error = message(cudaGetDevice(&device))) return error;
@@ -172,11 +225,20 @@ const char* launch_tiles(void (*kernel)(Parameters...), const Args& args, int64_
           cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device))) {
     return error;
   }
+  const int64_t limit = int64_t{multiprocessors} * kBlocksPerMultiprocessor;
+  grid = dim3(static_cast<unsigned>(std::min(work, limit)));
+  return nullptr;
+}
+
+template <class... Parameters, class Args>
+const char* launch_tiles(void (*kernel)(Parameters...), const Args& args, int64_t num_blocks,
+                         void* stream) {
   const int64_t tiles_per_region = ceil_div(args.max_region_bytes, kTileBytes);
-  const int64_t num_tiles = num_blocks * args.num_regions * tiles_per_region;
-  const int64_t limit = int64_t{multiprocessors} * kTileBlocksPerMultiprocessor;
-  const auto grid = static_cast<unsigned>(std::min(num_tiles, limit));
-  return launch(kernel, dim3(grid), kTileThreads, stream, args, tiles_per_region);
+  dim3 grid;
+  if (const char* error = grid_for(num_blocks * args.num_regions * tiles_per_region, grid)) {
+    return error;
+  }
+  return launch(kernel, grid, kTileThreads, stream, args, tiles_per_region);
 }
 
 /// Calls `launch` with a value of the type that a thread moves at once.
@@ -196,30 +258,90 @@ const char* with_vector(int32_t vector_bytes, Launch launch) {
   }
 }
 
-namespace launchers {
-
-const char* reset_pool(const Pool& pool, void* stream) {
-  return launch(reset_pool_kernel, dim3(1), kTeamThreads, stream, pool);
+/// Loads kernels that a step runs: the runtime loads one at its first launch, which may be while a
+/// stream is captured, where loading is not allowed to wait for the device.
+template <class... Kernels>
+const char* load(Kernels*... kernels) {
+  cudaError_t error = cudaSuccess;
+  cudaFuncAttributes attributes;
+  const auto load_one = [&](auto* kernel) {
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
+  };
+  (load_one(kernels), ...);
+  return message(error);
 }
 
-const char* allocate(const Pool& pool, const Allocate& args, void* stream) {
-  return launch(allocate_kernel, dim3(1), kTeamThreads, stream, pool, args);
+const char* load_common_kernels() {
+  return load(gather_tables_kernel, remap_blocks_kernel, zero_blocks_kernel<uint4>,
+              copy_blocks_kernel<uint4>);
+}
+
+namespace launchers {
+
+const char* load_kernels_for(const Pool&) {
+  return load(allocate_kernel<Pool, Allocate>, release_kernel, touch_kernel,
+              append_slots_kernel<AppendSlots>, append_blocks_kernel<AppendSlots>,
+              write_slots_kernel<AppendSlots>, release_rows_kernel<ReleaseRows>);
+}
+
+const char* load_kernels_for(const SlicedPool&) {
+  return load(allocate_kernel<SlicedPool, AllocateSlices>, release_slices_kernel,
+              touch_slices_kernel, append_slots_kernel<AppendSlices>,
+              append_blocks_kernel<AppendSlices>, write_slots_kernel<AppendSlices>,
+              release_rows_kernel<ReleaseSlicedRows>);
+}
+
+template <class PoolType>
+const char* reset_pool(const PoolType& pool, void* stream) {
+  if (const char* error = load_common_kernels()) return error;
+  if (const char* error = load_kernels_for(pool)) return error;
+  return launch(reset_pool_kernel<PoolType>, dim3(1), kTeamThreads, stream, pool);
+}
+
+template <class PoolType, class Args>
+const char* allocate(const PoolType& pool, const Args& args, void* stream) {
+  return launch(allocate_kernel<PoolType, Args>, dim3(1), kTeamThreads, stream, pool, args);
 }
 
 const char* release(const Pool& pool, const int32_t* ids, int64_t num_ids, void* stream) {
   return launch(release_kernel, dim3(1), kTeamThreads, stream, pool, ids, num_ids);
 }
 
+const char* release_slices(const SlicedPool& pool, int32_t group, const int32_t* ids,
+                           int64_t num_ids, void* stream) {
+  return launch(release_slices_kernel, dim3(1), kTeamThreads, stream, pool, group, ids, num_ids);
+}
+
 const char* touch(const Pool& pool, const int32_t* ids, int64_t num_ids, void* stream) {
   return launch(touch_kernel, dim3(1), kTeamThreads, stream, pool, ids, num_ids);
 }
 
-const char* append_slots(const AppendSlots& args, void* stream) {
-  return launch(append_slots_kernel, dim3(1), kTeamThreads, stream, args);
+const char* touch_slices(const SlicedPool& pool, int32_t group, const int32_t* ids, int64_t num_ids,
+                         void* stream) {
+  return launch(touch_slices_kernel, dim3(1), kTeamThreads, stream, pool, group, ids, num_ids);
 }
 
-const char* release_rows(const ReleaseRows& args, void* stream) {
-  return launch(release_rows_kernel, dim3(1), kTeamThreads, stream, args);
+template <class Args>
+const char* append_slots(const Args& args, void* stream) {
+  if (args.max_tokens <= kTokensOfOneLaunch) {
+    return launch(append_slots_kernel<Args>, dim3(1), kTeamThreads, stream, args);
+  }
+  dim3 grid;
+  if (const char* error = grid_for(ceil_div(args.max_tokens, kSlotThreads), grid)) return error;
+  if (const char* error = launch(append_blocks_kernel<Args>, dim3(1), kTeamThreads, stream, args)) {
+    return error;
+  }
+  return launch(write_slots_kernel<Args>, grid, kSlotThreads, stream, args);
+}
+
+template <class Args>
+const char* release_rows(const Args& args, void* stream) {
+  return launch(release_rows_kernel<Args>, dim3(1), kTeamThreads, stream, args);
+}
+
+const char* remap_blocks(const RemapBlocks& args, void* stream) {
+  return launch(remap_blocks_kernel, dim3(static_cast<unsigned>(args.num_rows)), kGatherThreads,
+                stream, args);
 }
 
 const char* gather_tables(const GatherTables& args, void* stream) {
@@ -243,12 +365,24 @@ const char* copy_blocks(const CopyBlocks& args, void* stream) {
 }  // namespace
 
 const BlockOps& cuda_block_ops() noexcept {
-  static constexpr BlockOps ops{kBlockOpsVersion,         "cuda",
-                                launchers::reset_pool,    launchers::allocate,
-                                launchers::release,       launchers::touch,
-                                launchers::append_slots,  launchers::release_rows,
-                                launchers::gather_tables, launchers::zero_blocks,
-                                launchers::copy_blocks};
+  static constexpr BlockOps ops{.version = kBlockOpsVersion,
+                                .name = "cuda",
+                                .reset_pool = launchers::reset_pool,
+                                .allocate = launchers::allocate,
+                                .release = launchers::release,
+                                .touch = launchers::touch,
+                                .append_slots = launchers::append_slots,
+                                .release_rows = launchers::release_rows,
+                                .gather_tables = launchers::gather_tables,
+                                .zero_blocks = launchers::zero_blocks,
+                                .copy_blocks = launchers::copy_blocks,
+                                .remap_blocks = launchers::remap_blocks,
+                                .reset_sliced_pool = launchers::reset_pool,
+                                .allocate_slices = launchers::allocate,
+                                .release_slices = launchers::release_slices,
+                                .touch_slices = launchers::touch_slices,
+                                .append_slices = launchers::append_slots,
+                                .release_sliced_rows = launchers::release_rows};
   return ops;
 }
 

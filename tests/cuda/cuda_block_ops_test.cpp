@@ -73,7 +73,7 @@ class Array {
 constexpr int32_t kRows = 32;
 constexpr int32_t kGroups = 4;
 constexpr int32_t kWidth = 64;
-constexpr int64_t kMaxTokens = 4096;
+constexpr int64_t kMaxTokens = 5000;  // more than one launch writes
 constexpr int32_t kBlocks = 1500;
 
 /// Pool, tables and a batch on one side.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -9,9 +10,9 @@ from test_tensors import PLANS, planned_bytes
 from torch_or_skip import CUDA, DEVICES, torch
 
 import kvplan
+from kvplan import _core, specs, tensors
 from kvplan import device as kd
-from kvplan import specs, tensors
-from kvplan.device import RequestStatus, TableGroup, WindowKind
+from kvplan.device import RequestStatus, TableGroup, WindowKind, operations
 
 cuda_only = pytest.mark.skipif(not CUDA, reason="no GPU")
 
@@ -20,11 +21,30 @@ def int32(values, device):
     return torch.tensor(values, dtype=torch.int32, device=device)
 
 
-@pytest.fixture(params=DEVICES)
-def device(request):
+EMULATED = os.environ.get("KVPLAN_EMULATED_CUDA")  # libemulated_kvplan_cuda.so
+
+
+@pytest.fixture(
+    params=[
+        *DEVICES,
+        pytest.param(
+            "emulated",
+            marks=pytest.mark.skipif(not EMULATED, reason="KVPLAN_EMULATED_CUDA is not set"),
+        ),
+    ]
+)
+def device(request, monkeypatch):
+    """Where the tensors are; emulated: on the CPU, and the kernels' own source works on them."""
     if request.param == "cuda" and not kd.is_cuda_built():
         pytest.skip("kvplan was built without its CUDA library")
-    return request.param
+    if request.param != "emulated":
+        yield request.param
+        return
+    monkeypatch.setattr(_core, "cpu_block_ops", lambda: _core.load_block_ops(EMULATED))
+    operations.ops_for.cache_clear()
+    assert operations.ops_for("cpu").name == "cuda"
+    yield "cpu"
+    operations.ops_for.cache_clear()
 
 
 # Pool.
@@ -373,6 +393,215 @@ def test_regions_of_groups_with_slices():
         kd.BlockRegions.from_plan(config, "cpu", "BLHNC", group=9)
 
 
+# Sliced pools. The C++ tests (sliced_block_ops_test.cpp) check every state they pass through.
+
+
+def sliced_plan():
+    full = specs.FullAttentionSpec(block_size=16, num_kv_heads=4, head_size=8, dtype="bfloat16")
+    window = specs.SlidingWindowSpec(
+        block_size=16, num_kv_heads=1, head_size=8, dtype="bfloat16", sliding_window=33
+    )
+    layers = {f"layers.{i}": full if i % 3 else window for i in range(6)}
+    config = kvplan.PlanningConfig(
+        max_model_len=200, kv_cache_layout="BLHNC", grouping="sliced", min_large_blocks=40
+    )
+    plan = kvplan.plan(config, [layers], [1 << 18])
+    assert sorted(g.slices for g in plan.kv_cache_groups) != [1, 1]
+    return plan
+
+
+def admits(open_slices, reserve, slices, counts):
+    """Large blocks left and open slices after a request, or None."""
+    after = list(open_slices)
+    for g, (count, k) in enumerate(zip(counts, slices, strict=True)):
+        needed = max(0, -((open_slices[g] - count) // k))
+        reserve -= needed
+        after[g] += needed * k - count
+    return (after, reserve) if reserve >= 0 else None
+
+
+@pytest.mark.parametrize("ref_counts", [False, True])
+def test_slices_are_handed_out_once_and_come_back(device, ref_counts):
+    rng = random.Random(11)
+    refused = 0
+    for _ in range(5):
+        slices = [rng.choice((1, 2, 3, 7, 40)) for _ in range(rng.randrange(1, 4))]
+        pool = kd.SlicedDeviceBlockPool(rng.randrange(1, 30), slices, device, ref_counts=ref_counts)
+        held = [set() for _ in slices]
+        for _ in range(25):
+            before = pool.snapshot()
+            counts = [[rng.randrange(2 * k + 2) for k in slices] for _ in range(rng.randrange(4))]
+            ids = torch.full((1000,), -7, dtype=torch.int32, device=device)
+            if counts:
+                result = pool.allocate(int32(counts, device), ids)
+                starts, status = result.starts.tolist(), result.status.tolist()
+                reserve = before.num_free_large_blocks
+                unused = [
+                    n - reserve * k for n, k in zip(before.num_free_blocks, slices, strict=True)
+                ]
+                for r, wanted in enumerate(counts):
+                    after = admits(unused, reserve, slices, wanted)
+                    expected = RequestStatus.OUT_OF_BLOCKS if after is None else RequestStatus.OK
+                    assert status[r] == expected
+                    unused, reserve = after or (unused, reserve)
+                    refused += after is None
+                    for g in range(len(slices)):
+                        i = g * len(counts) + r
+                        got = ids[starts[i] : starts[i + 1]].tolist()
+                        assert len(got) == (0 if after is None else wanted[g])
+                        assert not held[g] & set(got)
+                        held[g] |= set(got)
+            g = rng.randrange(len(slices))
+            ended = [b for b in sorted(held[g]) if rng.random() < 0.6]
+            rng.shuffle(ended)
+            if ref_counts:
+                pool.touch(ended, g)
+                pool.release(ended, g)
+            pool.release(int32(ended, device) if rng.random() < 0.5 else ended, g)
+            held[g] -= set(ended)
+            snapshot = pool.snapshot()
+            assert snapshot.errors == 0
+            assert snapshot.used_block_ids == [sorted(h) for h in held]
+            large = {b // k for h, k in zip(held, slices, strict=True) for b in h}
+            assert snapshot.num_free_large_blocks == pool.num_large_blocks - 1 - len(large)
+        for g, ids in enumerate(held):
+            pool.release(sorted(ids), g)
+        assert pool.snapshot().num_free_large_blocks == pool.num_large_blocks - 1
+    assert refused > 5
+
+
+def test_steps_of_a_sliced_plan(device):
+    plan = sliced_plan()
+    pool = kd.pool_for_plan(plan, device)
+    tables = kd.BlockTables.from_plan(plan, 4, device)
+    assert pool.slices == tuple(g.slices for g in plan.kv_cache_groups)
+    batch = Batch(device, 2, 200, len(tables.groups))
+    for step, new_tokens in enumerate([[90, 40], [1, 60], [80, 1]]):
+        context = [[0, 0], [90, 40], [91, 100]][step]
+        batch.append(pool, tables, [2, 0], context, new_tokens)
+        assert batch.status.tolist() == [0, 0]
+        used = pool.snapshot().used_block_ids
+        for g, table in enumerate(tables.tables):
+            entries = tables.num_entries[g].tolist()
+            blocks = [b for row in (0, 2) for b in table[row][: entries[row]].tolist() if b]
+            assert sorted(blocks) == used[g]
+    assert batch.slots[0, 0] == tables.tables[0][2, 91 // 16] * 16 + 91 % 16
+    plain = kd.DeviceBlockPool(plan.num_blocks, device)
+    other = kd.SlicedDeviceBlockPool(plan.num_blocks, [9, 9], device)
+    for wrong in (plain, other):
+        with pytest.raises(kvplan.InvalidArgument, match=r"pool: cuts a block into \("):
+            batch.append(wrong, tables, [2, 0], [171, 101], [1, 1])
+        with pytest.raises(kvplan.InvalidArgument, match=r"pool: cuts a block into \("):
+            kd.release_requests(wrong, tables, int32([0], device))
+    kd.release_requests(pool, tables, int32([0, 2, -1], device))
+    assert pool.snapshot().num_free_large_blocks == plan.num_blocks - 1
+
+
+def test_pools_of_plans_without_slices_are_plain(device):
+    config = kvplan.PlanningConfig(max_model_len=100, kv_cache_layout="BLHNC")
+    plan = kvplan.plan(config, [model_layers()], [1 << 20])
+    assert isinstance(kd.pool_for_plan(plan, device), kd.DeviceBlockPool)
+    with pytest.raises(kvplan.InvalidArgument, match="worker: 1 is out of range"):
+        kd.pool_for_plan(plan, device, worker=1)
+
+
+def test_one_slice_each_is_admitted_as_by_the_plain_pool(device):
+    rng = random.Random(2)
+    sliced = kd.SlicedDeviceBlockPool(40, [1], device)
+    plain = kd.DeviceBlockPool(40, device)
+    held = ([], [])
+    for _ in range(40):
+        counts = [rng.randrange(9) for _ in range(4)]
+        ids = [torch.zeros(64, dtype=torch.int32, device=device) for _ in range(2)]
+        a = sliced.allocate(int32([[n] for n in counts], device), ids[0])
+        b = plain.allocate(int32(counts, device), ids[1])
+        assert a.status.tolist() == b.status.tolist()
+        assert a.starts.tolist() == b.starts.tolist()
+        for mine, got in zip(held, ids, strict=True):
+            mine += got[: int(a.starts[-1])].tolist()
+        cut = rng.randrange(len(held[0]) + 1)
+        sliced.release(held[0][:cut], 0)
+        plain.release(held[1][:cut])
+        held = (held[0][cut:], held[1][cut:])
+        assert sliced.snapshot().num_free_large_blocks == plain.snapshot().num_free_blocks
+
+
+@pytest.mark.parametrize(
+    ("num_large", "slices", "message"),
+    [
+        (0, [1], "num_large_blocks: 0"),
+        (4, [], "slices: has 0 groups"),
+        (4, [1] * 65, "slices: has 65 groups"),
+        (4, [2, 0], r"slices\[1\]: 0"),
+        (4, [-3], r"slices\[0\]: -3"),
+        (4, [1.5], r"slices\[0\]: .*1\.5"),
+        (1 << 20, [2048], r"slices\[0\]: 2048"),
+    ],
+)
+def test_bad_slices_are_named(device, num_large, slices, message):
+    with pytest.raises(kvplan.InvalidArgument, match=message):
+        kd.SlicedDeviceBlockPool(num_large, slices, device)
+
+
+def test_bad_calls_of_a_sliced_pool_are_named(device):
+    pool = kd.SlicedDeviceBlockPool(4, [4, 2], device)
+    ids = torch.zeros(8, dtype=torch.int32, device=device)
+    for call, message in (
+        (lambda: pool.release([16], 0), "block_ids: 16 is out of range"),
+        (lambda: pool.release([3], 0), "block_ids: 3 is a slice of the null block"),
+        (lambda: pool.release([8], 1), "block_ids: 8 is out of range"),
+        (lambda: pool.release([4], 2), "group: 2 is out of range"),
+        (lambda: pool.touch([4], 0), "reference counts"),
+        (lambda: pool.allocate(int32([1, 1], device), ids), "counts: has shape"),
+        (lambda: pool.allocate(int32([[1, 1, 1]], device), ids), "counts: has shape"),
+        (lambda: pool.allocate(int32([[1, 1]], device), ids[:0].long()), "ids: has dtype"),
+        (
+            lambda: pool.allocate(int32([[1, 1]], device), ids, workspace=ids.long()),
+            "workspace: has shape",
+        ),
+    ):
+        with pytest.raises(kvplan.InvalidArgument, match=message):
+            call()
+    assert pool.snapshot() == kd.SlicedPoolSnapshot(3, [12, 6], [[], []], kd.PoolError(0))
+    pool.release([0, 4], 0)
+    assert pool.snapshot().errors == kd.PoolError.BLOCK_NOT_IN_USE
+
+
+def test_moved_blocks_take_contents_and_tables_along(device):
+    plan = sliced_plan()
+    caches = tensors.allocate_kv_cache(plan, device)
+    buffer = tensors.kv_cache_buffer(caches)
+    regions = [kd.BlockRegions.from_plan(plan, device, group=g) for g in range(2)]
+    tables = kd.BlockTables.from_plan(plan, 3, device)
+    k = [g.slices for g in plan.kv_cache_groups]
+    sources = [[5 * k[0]], [7 * k[1] + k[1] - 1, 6 * k[1]]]
+    targets = [[2 * k[0]], [3 * k[1], 3 * k[1] + 1]]
+    for g in range(2):
+        tables.tables[g][1, : len(sources[g])] = int32(sources[g], device)
+        tables.num_entries[g, 1] = len(sources[g])
+        tables.tables[g][2, 0] = sources[g][0]  # not in use
+        for i, name in enumerate(plan.kv_cache_configs[0].kv_cache_groups[g].layer_names):
+            for j, block in enumerate(sources[g]):
+                caches[name][block] = 10 * g + i + j + 1
+    kd.move_blocks(buffer, regions, tables, list(zip(sources, targets, strict=True)))
+    for g in range(2):
+        assert tables.tables[g][1, : len(targets[g])].tolist() == targets[g]
+        assert tables.tables[g][2, 0] == sources[g][0]
+        for i, name in enumerate(plan.kv_cache_configs[0].kv_cache_groups[g].layer_names):
+            for j, block in enumerate(targets[g]):
+                assert (caches[name][block] == 10 * g + i + j + 1).all()
+    for call, message in (
+        (lambda: kd.move_blocks(buffer, regions, tables, [([], [])]), "moves: are of 1 groups"),
+        (lambda: kd.remap_blocks(tables, 2, [1], [2]), "group: 2 is out of range"),
+        (lambda: kd.remap_blocks(tables, 0, [1, 2], [2]), "target_ids: has 1 ids"),
+        (lambda: kd.remap_blocks(tables, 0, [0], [2]), "null block"),
+        (lambda: kd.remap_blocks(tables, 0, [4, 4], [2, 3]), "named twice"),
+    ):
+        if device == "cpu" or ("null" not in message and "twice" not in message):
+            with pytest.raises(kvplan.InvalidArgument, match=message):
+                call()
+
+
 # What is refused, by the tensor's name, with nothing changed.
 
 
@@ -611,7 +840,7 @@ def test_workers_that_a_plan_has_not_are_named(device, worker):
 
 
 def test_a_missing_library_says_how_to_build_it(monkeypatch, tmp_path):
-    kd._ops.cache_clear()
+    operations.ops_for.cache_clear()
     monkeypatch.setenv("KVPLAN_CUDA_LIBRARY", str(tmp_path / "none.so"))
     with pytest.raises(kvplan.DeviceError, match="KVPLAN_CUDA=ON"):
         kd.DeviceBlockPool(4, "cuda")
@@ -620,15 +849,15 @@ def test_a_missing_library_says_how_to_build_it(monkeypatch, tmp_path):
     monkeypatch.setenv("KVPLAN_CUDA_LIBRARY", str(wrong))
     with pytest.raises(kvplan.DeviceError, match=r"wrong\.so"):
         kd.DeviceBlockPool(4, "cuda")
-    kd._ops.cache_clear()
+    operations.ops_for.cache_clear()
 
 
 def test_the_built_library_opens_without_a_gpu():
     """No device is needed before the first launch, which then says what is missing."""
     if not kd.is_cuda_built():
         pytest.skip("kvplan was built without its CUDA library")
-    kd._ops.cache_clear()
-    ops = kd._ops("cuda")
+    operations.ops_for.cache_clear()
+    ops = operations.ops_for("cuda")
     assert ops.name == "cuda"
     if CUDA:
         return

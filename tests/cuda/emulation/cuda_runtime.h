@@ -169,6 +169,12 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   return cudaSuccess;
 }
 
+struct cudaFuncAttributes {};
+template <class T>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, T* kernel) {
+  return kernel == nullptr ? cudaErrorInvalidValue : cudaSuccess;
+}
+
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
 inline cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;

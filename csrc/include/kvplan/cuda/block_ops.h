@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kvplan/cuda/block_arithmetic.h"
+#include "kvplan/cuda/device_pool.h"
 #include "kvplan/export.h"
 
 /// Allocation, block tables and slot mappings in device memory, without the host.
@@ -22,8 +23,6 @@
 /// a status or in the pool's error bits. It never reads or writes out of bounds for them.
 namespace kvplan::cuda {
 
-inline constexpr int32_t kMaxGroups = 64;
-
 /// What became of one request.
 enum RequestStatus : int32_t {
   kOk = 0,
@@ -33,26 +32,6 @@ enum RequestStatus : int32_t {
   kBadRequest = 4,      ///< a row, length or count out of range
 };
 
-/// Bits of `Pool::state[kPoolErrors]`; they stay until the pool is reset.
-enum PoolError : int32_t {
-  kBadBlockId = 1,     ///< an id that is not of the pool was left out
-  kBlockNotInUse = 2,  ///< a block that nobody holds was released or touched (reference counts)
-  kTooManyFree = 4,    ///< more blocks released than the pool has (no reference counts)
-};
-
-enum PoolStateIndex : int32_t { kNumFree = 0, kPoolErrors = 1, kPoolStateSize = 4 };
-
-/// A pool of block ids. Block 0 is the null block and never handed out. What is released last is
-/// handed out first, in the order in which it was released: the order of `kvplan::BlockPool`
-/// without prefix caching.
-struct Pool {
-  int32_t num_blocks = 0;         ///< with the null block
-  int32_t* free_ids = nullptr;    ///< [num_blocks] a stack of `state[kNumFree]` ids
-  int32_t* state = nullptr;       ///< [kPoolStateSize]
-  int32_t* ref_counts = nullptr;  ///< [num_blocks], or null: a block has one holder
-  int32_t* last_use = nullptr;    ///< [num_blocks] scratch, with `ref_counts`
-};
-
 struct Allocate {
   int32_t num_requests = 0;
   const int32_t* counts = nullptr;  ///< [num_requests] blocks for each
@@ -60,6 +39,18 @@ struct Allocate {
   int32_t* ids = nullptr;     ///< [ids_capacity] those of request r at starts[r] .. starts[r + 1]
   int64_t* starts = nullptr;  ///< [num_requests + 1]
   int32_t* status = nullptr;  ///< [num_requests] `RequestStatus`
+};
+
+/// For a sliced pool: `counts` has what each request takes of each group.
+struct AllocateSlices {
+  int32_t num_requests = 0;
+  const int32_t* counts = nullptr;  ///< [num_requests, num_groups]
+  int64_t ids_capacity = 0;
+  int32_t* ids = nullptr;     ///< [ids_capacity]
+  int64_t* starts = nullptr;  ///< [num_groups * num_requests + 1] ids of group g of request r from
+                              ///< starts[g * num_requests + r]
+  int32_t* status = nullptr;  ///< [num_requests] `RequestStatus`
+  int64_t* workspace = nullptr;  ///< [allocate_slices_workspace(num_requests, num_groups)]
 };
 
 /// The block table of one group.
@@ -77,8 +68,9 @@ struct GroupTable {
 
 /// The step of a batch: request i has `context_lens[i]` tokens in its row and adds
 /// `new_tokens[i]`.
-struct AppendSlots {
-  Pool pool;
+template <class PoolType>
+struct AppendSlotsTo {
+  PoolType pool;
   int32_t num_groups = 0;
   int32_t num_rows = 0;      ///< of every table
   int32_t max_requests = 0;  ///< length of the arrays below
@@ -97,9 +89,14 @@ struct AppendSlots {
   GroupTable groups[kMaxGroups];
 };
 
+using AppendSlots = AppendSlotsTo<Pool>;
+/// Group g takes slices of group g of the pool.
+using AppendSlices = AppendSlotsTo<SlicedPool>;
+
 /// Releases all blocks of some rows, from the last entry to the first, and empties the rows.
-struct ReleaseRows {
-  Pool pool;
+template <class PoolType>
+struct ReleaseRowsTo {
+  PoolType pool;
   int32_t num_groups = 0;
   int32_t num_rows = 0;
   int32_t max_requests = 0;
@@ -107,6 +104,9 @@ struct ReleaseRows {
   int64_t* workspace = nullptr;   ///< as for `AppendSlots`
   GroupTable groups[kMaxGroups];
 };
+
+using ReleaseRows = ReleaseRowsTo<Pool>;
+using ReleaseSlicedRows = ReleaseRowsTo<SlicedPool>;
 
 /// Copies rows of all tables into tables for one forward pass. An entry of which no token is read
 /// becomes null; entries beyond the row's stay as they are; a row of -1 becomes null throughout.
@@ -154,7 +154,16 @@ struct CopyBlocks {
   int32_t* errors = nullptr;
 };
 
-inline constexpr int32_t kBlockOpsVersion = 1;
+/// Writes `targets[i]` wherever the table of a group has `sources[i]`: after a block has moved.
+struct RemapBlocks {
+  GroupTable group;
+  int32_t num_rows = 0;
+  int64_t num_moves = 0;
+  const int32_t* sources = nullptr;  ///< [num_moves] ascending, no null block
+  const int32_t* targets = nullptr;  ///< [num_moves]
+};
+
+inline constexpr int32_t kBlockOpsVersion = 2;
 
 /// One implementation. `stream` is a cudaStream_t, or null for the default stream; the CPU's runs
 /// at once. Returns null, or why the launch failed.
@@ -170,14 +179,29 @@ struct BlockOps {
   const char* (*gather_tables)(const GatherTables&, void* stream) = nullptr;
   const char* (*zero_blocks)(const ZeroBlocks&, void* stream) = nullptr;
   const char* (*copy_blocks)(const CopyBlocks&, void* stream) = nullptr;
+  const char* (*remap_blocks)(const RemapBlocks&, void* stream) = nullptr;
+  const char* (*reset_sliced_pool)(const SlicedPool&, void* stream) = nullptr;
+  const char* (*allocate_slices)(const SlicedPool&, const AllocateSlices&, void* stream) = nullptr;
+  const char* (*release_slices)(const SlicedPool&, int32_t group, const int32_t* ids,
+                                int64_t num_ids, void* stream) = nullptr;
+  const char* (*touch_slices)(const SlicedPool&, int32_t group, const int32_t* ids, int64_t num_ids,
+                              void* stream) = nullptr;
+  const char* (*append_slices)(const AppendSlices&, void* stream) = nullptr;
+  const char* (*release_sliced_rows)(const ReleaseSlicedRows&, void* stream) = nullptr;
 };
 
 /// The operations on host memory.
 KVPLAN_API const BlockOps& cpu_block_ops() noexcept;
 
-/// Elements of `AppendSlots::workspace`.
+/// Elements of `AllocateSlices::workspace`.
+constexpr int64_t allocate_slices_workspace(int64_t num_requests, int64_t num_groups) {
+  return (num_requests * num_groups + 1) + (3 * num_groups + 1);
+}
+
+/// Elements of `AppendSlots::workspace`, `AppendSlices::workspace` and those of `ReleaseRows`.
 constexpr int64_t append_slots_workspace(int64_t max_requests, int64_t num_groups) {
-  return (max_requests + 1) + (max_requests * num_groups + 1);
+  return (max_requests + 1) + (max_requests * num_groups + 1) +
+         allocate_slices_workspace(max_requests, num_groups);
 }
 
 /// Makes all blocks free: the lowest id is handed out first.
@@ -192,7 +216,7 @@ KVPLAN_API void release(const BlockOps& ops, const Pool& pool, const int32_t* id
 /// One holder more for each block in use; null blocks are skipped. Needs reference counts.
 KVPLAN_API void touch(const BlockOps& ops, const Pool& pool, const int32_t* ids, int64_t num_ids,
                       void* stream = nullptr);
-/// In one launch, for all requests and groups: releases the blocks below the windows, takes the
+/// For all requests and groups at once: releases the blocks below the windows, takes the
 /// blocks that the new tokens need, for each request in turn all or none, extends the tables, and
 /// writes the slot of every token.
 KVPLAN_API void append_slots(const BlockOps& ops, const AppendSlots& args, void* stream = nullptr);
@@ -201,6 +225,22 @@ KVPLAN_API void gather_tables(const BlockOps& ops, const GatherTables& args,
                               void* stream = nullptr);
 KVPLAN_API void zero_blocks(const BlockOps& ops, const ZeroBlocks& args, void* stream = nullptr);
 KVPLAN_API void copy_blocks(const BlockOps& ops, const CopyBlocks& args, void* stream = nullptr);
+KVPLAN_API void remap_blocks(const BlockOps& ops, const RemapBlocks& args, void* stream = nullptr);
+
+// The same for a sliced pool. `AllocateSlices` and `AppendSlices`: whether requests get their
+// slices is exact, as `kvplan::SlicedBlockPool::can_allocate` is.
+
+KVPLAN_API void reset_pool(const BlockOps& ops, const SlicedPool& pool, void* stream = nullptr);
+KVPLAN_API void allocate(const BlockOps& ops, const SlicedPool& pool, const AllocateSlices& args,
+                         void* stream = nullptr);
+/// `group`: whose blocks the ids are.
+KVPLAN_API void release(const BlockOps& ops, const SlicedPool& pool, int32_t group,
+                        const int32_t* ids, int64_t num_ids, void* stream = nullptr);
+KVPLAN_API void touch(const BlockOps& ops, const SlicedPool& pool, int32_t group,
+                      const int32_t* ids, int64_t num_ids, void* stream = nullptr);
+KVPLAN_API void append_slots(const BlockOps& ops, const AppendSlices& args, void* stream = nullptr);
+KVPLAN_API void release_rows(const BlockOps& ops, const ReleaseSlicedRows& args,
+                             void* stream = nullptr);
 
 /// The widest access, in bytes up to 16, that fits the buffer's address and all regions.
 KVPLAN_API int32_t vector_bytes(const void* buffer, std::span<const BlockRegion> regions);

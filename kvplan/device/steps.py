@@ -1,0 +1,157 @@
+"""What happens to block tables in a step of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from kvplan._core import InvalidArgument
+from kvplan.device.block_pool import DeviceBlockPool
+from kvplan.device.operations import on_device, stream_of
+from kvplan.device.sliced_block_pool import SlicedDeviceBlockPool
+from kvplan.device.tables import BlockTables
+from kvplan.device.tensor_checks import address_of, check_host_values, checked_tensor
+
+PAD_SLOT_ID = -1  #: slot of a token that writes no state, as in vLLM
+
+
+Pool: TypeAlias = DeviceBlockPool | SlicedDeviceBlockPool
+
+
+def _check_pool(pool: Pool, tables: BlockTables) -> None:
+    if pool.device != tables.device:
+        raise InvalidArgument(f"pool: is on {pool.device}, the tables are on {tables.device}")
+    slices = tuple(group.slices for group in tables.groups)
+    of_pool = pool.slices if isinstance(pool, SlicedDeviceBlockPool) else (1,) * len(slices)
+    if slices != of_pool:
+        raise InvalidArgument(f"pool: cuts a block into {of_pool} slices, the tables have {slices}")
+
+
+@dataclass(frozen=True)
+class AppendedSlots:
+    """What a step wrote. ``slot_mapping``: int64 ``[num_groups, max_tokens]``; ``status``: int32
+    ``[batch]``, a RequestStatus each.
+    """
+
+    slot_mapping: torch.Tensor
+    status: torch.Tensor
+
+
+def append_slots(
+    pool: Pool,
+    tables: BlockTables,
+    rows: torch.Tensor,
+    context_lens: torch.Tensor,
+    new_tokens: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    status: torch.Tensor,
+    *,
+    num_requests: torch.Tensor | None = None,
+    query_start_loc: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+) -> AppendedSlots:
+    """One step of a batch: request i adds ``new_tokens[i]`` to row ``rows[i]``.
+
+    One launch for up to 4,096 tokens, two for more. Groups with slices need a
+    ``SlicedDeviceBlockPool`` with the same slices.
+
+    Blocks that no token reads any more go back to the pool, and their entries become 0; each
+    request in turn gets the blocks that it needs in all groups, or none; ``slot_mapping[g, t]`` is
+    where the t-th token of the batch goes in group g, PAD_SLOT_ID for padding, for other ranks'
+    tokens and for requests whose status is not OK.
+
+    rows, context_lens, new_tokens, status: int32 ``[batch]``; a row of -1 is padding, no row
+    may appear twice. slot_mapping: int64 ``[num_groups, max_tokens]``. num_requests: int32 ``[1]``,
+    how many of the batch count. Also written where given: query_start_loc, int32 ``[batch + 1]``;
+    positions, int64 ``[max_tokens]``.
+    """
+    device = tables.device
+    _check_pool(pool, tables)
+    batch = tables._rows("rows", rows)
+    checked_tensor("context_lens", context_lens, device, torch.int32, (batch,))
+    checked_tensor("new_tokens", new_tokens, device, torch.int32, (batch,))
+    checked_tensor("status", status, device, torch.int32, (batch,))
+    checked_tensor("slot_mapping", slot_mapping, device, torch.int64, (len(tables.groups), None))
+    max_tokens = slot_mapping.shape[1]
+    if num_requests is not None:
+        checked_tensor("num_requests", num_requests, device, torch.int32, (1,))
+    if query_start_loc is not None:
+        checked_tensor("query_start_loc", query_start_loc, device, torch.int32, (batch + 1,))
+    if positions is not None:
+        checked_tensor("positions", positions, device, torch.int64, (max_tokens,))
+    with on_device(device):
+        tables._ops.append_slots(
+            pool._native,
+            tables._native,
+            batch,
+            max_tokens,
+            address_of(num_requests),
+            rows.data_ptr(),
+            context_lens.data_ptr(),
+            new_tokens.data_ptr(),
+            status.data_ptr(),
+            slot_mapping.data_ptr(),
+            slot_mapping.stride(0),
+            address_of(query_start_loc),
+            address_of(positions),
+            tables._workspace.data_ptr(),
+            stream_of(device),
+        )
+    return AppendedSlots(slot_mapping, status)
+
+
+def release_requests(pool: Pool, tables: BlockTables, rows: torch.Tensor) -> None:
+    """Gives back all blocks of these rows, the last entry first, and empties the rows.
+
+    rows: int32 ``[n]``; -1 is skipped.
+    """
+    _check_pool(pool, tables)
+    n = tables._rows("rows", rows)
+    with on_device(tables.device):
+        tables._ops.release_rows(
+            pool._native,
+            tables._native,
+            n,
+            rows.data_ptr(),
+            tables._workspace.data_ptr(),
+            stream_of(tables.device),
+        )
+
+
+def gather_block_tables(
+    tables: BlockTables,
+    rows: torch.Tensor,
+    out: Sequence[torch.Tensor],
+    context_lens: torch.Tensor | None = None,
+) -> Sequence[torch.Tensor]:
+    """Copies rows of every table for a forward pass: ``out[g][i] = tables[g][rows[i]]``.
+
+    With ``context_lens`` (int32 ``[batch]``), entries of which no token is read become 0. Entries
+    beyond a row's number stay as they are; a row of -1 becomes 0. out: one int32 tensor a group, at
+    least ``[batch, width]``.
+
+    Mirrors vllm/v1/worker/gpu/block_table.py::BlockTables.gather_block_tables (0.33).
+    """
+    device = tables.device
+    checked_tensor("rows", rows, device, torch.int32, (None,))
+    check_host_values("rows", rows, -1, tables.max_num_reqs)
+    batch = rows.shape[0]
+    if context_lens is not None:
+        checked_tensor("context_lens", context_lens, device, torch.int32, (batch,))
+    if len(out) != len(tables.groups):
+        raise InvalidArgument(f"out: has {len(out)} tables, needs {len(tables.groups)}")
+    for i, (table, group) in enumerate(zip(out, tables.groups, strict=True)):
+        checked_tensor(f"out[{i}]", table, device, torch.int32, (batch, group.width), at_least=True)
+    with on_device(device):
+        tables._ops.gather_tables(
+            tables._native,
+            batch,
+            rows.data_ptr(),
+            address_of(context_lens),
+            [(table.data_ptr(), table.stride(0)) for table in out],
+            stream_of(device),
+        )
+    return out
