@@ -1217,6 +1217,21 @@ class SlicedBlockPool:
         block_size: tokens. first_block: index of block_ids[0] within the request.
         parent_hash: hash of the block before. mask: one bool per block, False leaves it out.
         """
+    def cache_partial_block(
+        self,
+        block_id: int,
+        block_hash: bytes,
+        num_tokens: int,
+        *,
+        hash_block_size: int,
+        group_id: int,
+        parent_hash: bytes | None = None,
+        replace_existing: bool = False,
+    ) -> bool:
+        """
+        Makes the boundary after num_tokens tokens of the prefix, inside a block in use,
+        reachable. False for the null block and for a boundary that a later one has replaced.
+        """
     def can_allocate(
         self,
         num_new: collections.abc.Sequence[int],

@@ -32,18 +32,6 @@ py::array get_new_blocks(BlockPool& pool, int64_t num_blocks) {
   return ids;
 }
 
-bool cache_partial_block(BlockPool& pool, BlockId block_id, const py::bytes& hash,
-                         int64_t num_tokens, int64_t hash_block_size, int64_t group_id,
-                         const std::optional<py::bytes>& parent_hash, bool replace_existing) {
-  return pool.cache_partial_block({.block = block_id,
-                                   .hash = Hashes::bytes_view(hash),
-                                   .num_tokens = num_tokens,
-                                   .hash_block_size = hash_block_size,
-                                   .group_id = to_group(group_id),
-                                   .parent_hash = optional_view(parent_hash),
-                                   .replace_existing = replace_existing});
-}
-
 py::object block_hash(const BlockPool& pool, BlockId block_id) {
   const std::optional<PoolGroupId> group = pool.block_hash_group(block_id);
   if (!group) return py::none();
@@ -168,8 +156,8 @@ enable_events: queue changes of the prefix cache for take_events().)")
            "Makes full blocks reachable by their hashes, one per block.\n\n"
            "block_size: tokens. first_block: index of block_ids[0] within the request.\n"
            "parent_hash: hash of the block before. mask: one bool per block, False leaves it out.")
-      .def("cache_partial_block", &cache_partial_block, py::arg("block_id"), py::arg("block_hash"),
-           py::arg("num_tokens"), py::kw_only(), py::arg("hash_block_size"),
+      .def("cache_partial_block", &cache_partial_block<BlockPool>, py::arg("block_id"),
+           py::arg("block_hash"), py::arg("num_tokens"), py::kw_only(), py::arg("hash_block_size"),
            py::arg("group_id") = 0, py::arg("parent_hash") = py::none(),
            py::arg("replace_existing") = false,
            "Makes the boundary after num_tokens tokens of the prefix, inside a block, reachable.\n"

@@ -57,4 +57,17 @@ void cache_full_blocks(Pool& pool, const py::object& block_ids, const py::object
                           .mask = mask_bytes});
 }
 
+template <class Pool>
+bool cache_partial_block(Pool& pool, BlockId block_id, const py::bytes& hash, int64_t num_tokens,
+                         int64_t hash_block_size, int64_t group_id,
+                         const std::optional<py::bytes>& parent_hash, bool replace_existing) {
+  return pool.cache_partial_block({.block = block_id,
+                                   .hash = Hashes::bytes_view(hash),
+                                   .num_tokens = num_tokens,
+                                   .hash_block_size = hash_block_size,
+                                   .group_id = to_group(group_id),
+                                   .parent_hash = optional_view(parent_hash),
+                                   .replace_existing = replace_existing});
+}
+
 }  // namespace kvplan::bindings

@@ -295,6 +295,12 @@ every source and destination occurs once, and none is both. Those of two calls k
           "Makes full blocks in use reachable by their hashes, one per block.\n\n"
           "block_size: tokens. first_block: index of block_ids[0] within the request.\n"
           "parent_hash: hash of the block before. mask: one bool per block, False leaves it out.")
+      .def("cache_partial_block", &cache_partial_block<SlicedBlockPool>, py::arg("block_id"),
+           py::arg("block_hash"), py::arg("num_tokens"), py::kw_only(), py::arg("hash_block_size"),
+           py::arg("group_id"), py::arg("parent_hash") = py::none(),
+           py::arg("replace_existing") = false,
+           "Makes the boundary after num_tokens tokens of the prefix, inside a block in use,\n"
+           "reachable. False for the null block and for a boundary that a later one has replaced.")
       .def("reset_prefix_cache", &SlicedBlockPool::reset_prefix_cache,
            "Forgets everything cached; False, and nothing happens, while a block is in use.")
       .def("take_events", &SlicedBlockPool::take_events, "Queued events, oldest first.")

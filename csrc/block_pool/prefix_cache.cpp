@@ -17,14 +17,6 @@ using detail::OperationCheck;
 namespace detail {
 namespace {
 
-int32_t checked_tokens(int64_t num_tokens) {
-  if (num_tokens < 1 || num_tokens > std::numeric_limits<int32_t>::max()) {
-    throw InvalidArgument("a cached prefix has 1 to 2147483647 tokens, not " +
-                          std::to_string(num_tokens));
-  }
-  return static_cast<int32_t>(num_tokens);
-}
-
 BlockPool::CachedHash to_cached_hash(const CachedKey& key) {
   return {std::string(key.view()), static_cast<PoolGroupId>(key.group)};
 }
@@ -67,32 +59,9 @@ bool BlockPool::cache_partial_block(const PartialBlock& partial) {
   const OperationCheck check(s);
   const uint32_t id = s.checked_id(partial.block, "cache_partial_block");
   if (id == 0) return false;
-  const LookupKey key = detail::lookup_key(partial.hash, partial.group_id);
-  const int32_t num_tokens = detail::checked_tokens(partial.num_tokens);
-  BlockRecord& record = s.records[id];
-  bool already_cached = !partial.replace_existing && s.block_has_key(id, key.key);
-  int32_t retired = record.has_hash() ? record.retired_tokens : 0;
-  if (partial.replace_existing) {
-    s.evict(id);
-    retired = 0;
-  } else if (!already_cached && record.has_hash()) {
-    if (num_tokens <= retired) return false;
-    if (record.num_tokens != BlockRecord::kUnknownTokens && record.num_tokens < num_tokens) {
-      retired = record.num_tokens;
-      s.evict(id);
-    }
-  }
-  s.insert_key(id, key, num_tokens);
-  record.retired_tokens = retired;
-  if (s.options.enable_events && !already_cached) {
-    s.events.push_back({.kind = BlockPoolEvent::Kind::kStored,
-                        .group_id = partial.group_id,
-                        .block_size = partial.hash_block_size,
-                        .hashes = {std::string(partial.hash)},
-                        .parent_hash = detail::parent_of(partial.parent_hash)});
-  }
+  const bool is_reachable = s.cache_partial(partial, id);
   check.done(*this);
-  return true;
+  return is_reachable;
 }
 
 void BlockPool::insert_hash(BlockId block, std::string_view hash, PoolGroupId group_id,

@@ -28,6 +28,14 @@ LookupKey lookup_key(std::string_view hash, PoolGroupId group_id) {
   return result;
 }
 
+int32_t checked_tokens(int64_t num_tokens) {
+  if (num_tokens < 1 || num_tokens > std::numeric_limits<int32_t>::max()) {
+    throw InvalidArgument("a cached prefix has 1 to 2147483647 tokens, not " +
+                          std::to_string(num_tokens));
+  }
+  return static_cast<int32_t>(num_tokens);
+}
+
 bool PrefixKeys::block_has_key(uint32_t block, const CachedKey& key) const {
   const BlockRecord& record = records[block];
   if (!record.has_hash()) return false;
@@ -177,6 +185,34 @@ void PrefixKeys::push_stored_event(const FullBlocks& full) {
     if (!is_skipped(full, i)) event.hashes.emplace_back(full.hashes[i]);
   }
   events.push_back(std::move(event));
+}
+
+bool PrefixKeys::cache_partial(const PartialBlock& partial, uint32_t block) {
+  const LookupKey key = lookup_key(partial.hash, partial.group_id);
+  const int32_t num_tokens = checked_tokens(partial.num_tokens);
+  BlockRecord& record = records[block];
+  const bool already_cached = !partial.replace_existing && block_has_key(block, key.key);
+  int32_t retired = record.has_hash() ? record.retired_tokens : 0;
+  if (partial.replace_existing) {
+    evict(block);
+    retired = 0;
+  } else if (!already_cached && record.has_hash()) {
+    if (num_tokens <= retired) return false;
+    if (record.num_tokens != BlockRecord::kUnknownTokens && record.num_tokens < num_tokens) {
+      retired = record.num_tokens;
+      evict(block);
+    }
+  }
+  insert_key(block, key, num_tokens);
+  record.retired_tokens = retired;
+  if (enable_events && !already_cached) {
+    events.push_back({.kind = BlockPoolEvent::Kind::kStored,
+                      .group_id = partial.group_id,
+                      .block_size = partial.hash_block_size,
+                      .hashes = {std::string(partial.hash)},
+                      .parent_hash = parent_of(partial.parent_hash)});
+  }
+  return true;
 }
 
 void PrefixKeys::move_keys(uint32_t from, uint32_t to) {

@@ -45,6 +45,8 @@ inline uint32_t hash_key(const CachedKey& key) {
 /// Throws `InvalidArgument` for a hash of a length that no block record can hold.
 void check_hash(std::string_view hash);
 LookupKey lookup_key(std::string_view hash, PoolGroupId group_id);
+/// Throws `InvalidArgument` for what no prefix has.
+int32_t checked_tokens(int64_t num_tokens);
 /// The parent hash of an event; empty means none.
 std::optional<std::string> parent_of(std::string_view parent_hash);
 
@@ -99,6 +101,8 @@ struct PrefixKeys {
   /// for an id whose block cannot be cached, and nothing has changed then.
   template <typename RecordOf>
   void cache_full(const FullBlocks& full, RecordOf&& record_of);
+  /// `BlockPool::cache_partial_block` of a block that is not the null block.
+  bool cache_partial(const PartialBlock& partial, uint32_t block);
   /// Drops all keys of a block, calling `removed(key)` for each before it goes.
   template <typename Removed>
   int64_t remove_keys(uint32_t block, Removed&& removed);

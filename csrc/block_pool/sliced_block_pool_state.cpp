@@ -64,6 +64,18 @@ SliceRef SlicedBlockPoolState::checked_owned(uint32_t group, BlockId id,
   return ref;
 }
 
+uint32_t SlicedBlockPoolState::record_in_use(uint32_t group, BlockId id,
+                                             const char* operation) const {
+  const SliceRef ref = checked_owned(group, id, operation);
+  if (id == kNullBlock) return 0;
+  const uint32_t record = record_of(ref);
+  if (records[record].ref_count == 0) [[unlikely]] {
+    throw BlockPoolError(std::string(operation) + ": block " + std::to_string(id) + " of group " +
+                         std::to_string(group) + " has no holder");
+  }
+  return record;
+}
+
 void SlicedBlockPoolState::open(uint32_t l) {
   const LargeBlock& block = large[l];
   SlicedGroup& group = groups[block.owner];

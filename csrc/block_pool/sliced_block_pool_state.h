@@ -85,6 +85,9 @@ struct SlicedBlockPoolState : SliceMemory, PrefixKeys, OperationState {
   /// As above, and for a block whose large block is not the group's.
   SliceRef checked_owned(uint32_t group, BlockId id, const char* operation) const;
 
+  /// The record of a block that has a holder; 0 for the null block.
+  uint32_t record_in_use(uint32_t group, BlockId id, const char* operation) const;
+
   // Changes of a large block lie between `open` and `close`, which keep lists and sums.
   void open(uint32_t l);
   /// `used`: it moves to the end of its age list.

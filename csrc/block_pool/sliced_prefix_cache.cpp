@@ -44,17 +44,19 @@ void SlicedBlockPool::cache_full_blocks(const FullBlocks& full) {
   SlicedBlockPoolState& s = *state_;
   const OperationCheck check(s);
   const uint32_t group = s.checked_group(full.group_id);
-  s.cache_full(full, [&](BlockId id) -> uint32_t {
-    const SliceRef ref = s.checked_owned(group, id, "cache_full_blocks");
-    if (id == kNullBlock) return 0;
-    const uint32_t record = s.record_of(ref);
-    if (s.records[record].ref_count == 0) [[unlikely]] {
-      throw BlockPoolError("cache_full_blocks: block " + std::to_string(id) + " of group " +
-                           std::to_string(group) + " has no holder");
-    }
-    return record;
-  });
+  s.cache_full(full, [&](BlockId id) { return s.record_in_use(group, id, "cache_full_blocks"); });
   check.done(*this);
+}
+
+bool SlicedBlockPool::cache_partial_block(const PartialBlock& partial) {
+  SlicedBlockPoolState& s = *state_;
+  const OperationCheck check(s);
+  const uint32_t group = s.checked_group(partial.group_id);
+  const uint32_t record = s.record_in_use(group, partial.block, "cache_partial_block");
+  if (record == 0) return false;
+  const bool is_reachable = s.cache_partial(partial, record);
+  check.done(*this);
+  return is_reachable;
 }
 
 void SlicedBlockPool::evict_blocks(PoolGroupId group_id, std::span<const BlockId> blocks) {

@@ -29,6 +29,8 @@ class SlicedModel {
     int ref_count = 0;
     std::string hash;
     int64_t num_tokens = 0;
+    std::vector<std::string> more{};  // hashes besides
+    int64_t retired = 0;              // largest boundary that was replaced
   };
   enum class Ages { kNone, kGroup, kWhole };
   struct Large {
@@ -290,13 +292,53 @@ class SlicedModel {
                           .block_size = block_size};
     for (size_t i = 0; i < ids.size(); ++i) {
       if (skip(i)) continue;
+      Slice& s = slice_of(g, ids[i]);
+      const int64_t retired = s.hash.empty() ? 0 : s.num_tokens;
       drop_hash(g, ids[i], true);
-      slice_of(g, ids[i]).hash = hashes[i];
-      slice_of(g, ids[i]).num_tokens = tokens(i);
+      s.hash = hashes[i];
+      s.num_tokens = tokens(i);
+      s.retired = retired;
       cached[{hashes[i], g}].push_back(ids[i]);
       stored.hashes.push_back(hashes[i]);
     }
     if (!ids.empty()) events.push_back(stored);
+    return true;
+  }
+
+  /// None: refused.
+  std::optional<bool> cache_partial(int g, int id, const std::string& hash, int64_t num_tokens,
+                                    bool replace) {
+    if (!owned(g, id)) return std::nullopt;
+    if (id == 0) return false;
+    Slice& s = slice_of(g, id);
+    if (s.ref_count == 0) return std::nullopt;
+    const bool there = !replace && (s.hash == hash ||
+                                    std::find(s.more.begin(), s.more.end(), hash) != s.more.end());
+    int64_t retired = s.hash.empty() ? 0 : s.retired;
+    if (replace) {
+      drop_hash(g, id, true);
+      retired = 0;
+    } else if (!there && !s.hash.empty()) {
+      if (num_tokens <= retired) return false;
+      if (s.num_tokens < num_tokens) {
+        retired = s.num_tokens;
+        drop_hash(g, id, true);
+      }
+    }
+    if (!there) {
+      if (s.hash.empty()) {
+        s.hash = hash;
+        s.num_tokens = num_tokens;
+      } else {
+        s.more.push_back(hash);
+      }
+      cached[{hash, g}].push_back(id);
+      events.push_back({.kind = BlockPoolEvent::Kind::kStored,
+                        .group_id = PoolGroupId{static_cast<uint16_t>(g)},
+                        .block_size = 2,
+                        .hashes = {hash}});
+    }
+    s.retired = retired;
     return true;
   }
 
@@ -434,14 +476,19 @@ class SlicedModel {
   void drop_hash(int g, int id, bool with_event) {
     Slice& s = slice_of(g, id);
     if (s.hash.empty()) return;
-    if (with_event) {
-      events.push_back({.kind = BlockPoolEvent::Kind::kRemoved,
-                        .group_id = PoolGroupId{static_cast<uint16_t>(g)},
-                        .hashes = {s.hash}});
+    s.more.insert(s.more.begin(), s.hash);
+    for (const std::string& hash : s.more) {
+      if (with_event) {
+        events.push_back({.kind = BlockPoolEvent::Kind::kRemoved,
+                          .group_id = PoolGroupId{static_cast<uint16_t>(g)},
+                          .hashes = {hash}});
+      }
+      std::vector<int>& holders = cached[{hash, g}];
+      holders.erase(std::find(holders.begin(), holders.end(), id));
+      if (holders.empty()) cached.erase({hash, g});
     }
-    std::vector<int>& holders = cached[{s.hash, g}];
-    holders.erase(std::find(holders.begin(), holders.end(), id));
-    if (holders.empty()) cached.erase({s.hash, g});
+    s.more.clear();
+    s.retired = 0;
     s.hash.clear();
   }
 
@@ -518,8 +565,10 @@ class SlicedPoolDriver {
       case 11:
       case 12:
       case 13:
-      case 14:
         cache_full(in, g);
+        break;
+      case 14:
+        cache_partial(in, g);
         break;
       case 15:
       case 16:
@@ -703,6 +752,25 @@ class SlicedPoolDriver {
                                                .group_id = PoolGroupId{static_cast<uint16_t>(g)},
                                                .mask = mask});
                     });
+  }
+
+  void cache_partial(ByteSource& in, int g) {
+    const std::vector<int> ids = in.below(6) == 0 ? choose_ids(in, g) : held_ids(in, g);
+    if (ids.empty()) return;
+    const std::string hash(4, static_cast<char>('0' + in.below(64)));
+    const int num_tokens = 1 + in.below(40);
+    const bool replace = in.below(8) == 0;
+    const std::optional<bool> expected = model_.cache_partial(g, ids[0], hash, num_tokens, replace);
+    bool reachable = false;
+    compare_outcome("cache_partial_block", expected.has_value(), [&] {
+      reachable = pool_.cache_partial_block({.block = ids[0],
+                                             .hash = hash,
+                                             .num_tokens = num_tokens,
+                                             .hash_block_size = 2,
+                                             .group_id = PoolGroupId{static_cast<uint16_t>(g)},
+                                             .replace_existing = replace});
+    });
+    if (expected && *expected != reachable) fail("cache_partial_block answered otherwise");
   }
 
   void reset(ByteSource& in) {

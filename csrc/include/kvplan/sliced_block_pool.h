@@ -181,6 +181,8 @@ class KVPLAN_API SlicedBlockPool {
                       std::span<BlockId> out) const;
   /// As `BlockPool::cache_full_blocks`; blocks must be in use.
   void cache_full_blocks(const FullBlocks& full);
+  /// As `BlockPool::cache_partial_block`; the block must be in use.
+  bool cache_partial_block(const PartialBlock& partial);
   /// Drops the hashes of the blocks. Free ones become empty.
   void evict_blocks(PoolGroupId group_id, std::span<const BlockId> blocks);
   /// Forgets everything cached. False, and nothing happens, while a block is in use.
