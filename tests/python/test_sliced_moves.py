@@ -64,10 +64,9 @@ def test_requests_find_what_they_have_written():
                         assert all((page == value).all() for page in pages(g, block_id))
                     pool.free_blocks(tables[g], g)
                 continue
+            moves = [(sources.tolist(), targets.tolist()) for sources, targets in moves]
+            kd.move_blocks(buffer, regions, None, moves)
             for g, (sources, destinations) in enumerate(moves):
-                if len(sources) == 0:
-                    continue
-                kd.copy_blocks(buffer, buffer, regions[g], sources.tolist(), destinations.tolist())
                 moved = np.arange(pool.num_blocks(g), dtype=np.int32)
                 moved[sources] = destinations
                 for tables, _ in requests:
