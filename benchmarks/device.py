@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 try:
     import torch
@@ -55,10 +56,18 @@ def int32(values: list[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device="cuda")
 
 
-def append_slots() -> None:
-    """A decode step of 256 requests and 4 groups: goal 10 us."""
-    pool = kd.DeviceBlockPool(200_000, "cuda")
-    tables = kd.BlockTables(GROUPS, BATCH, "cuda")
+def append_slots(slices: int) -> None:
+    """A decode step of 256 requests and 4 groups: goal 10 us.
+
+    slices: of a large block, in the groups with a window.
+    """
+    groups = [replace(g, slices=slices if g.window_tokens else 1) for g in GROUPS]
+    pool: kd.DeviceBlockPool | kd.SlicedDeviceBlockPool
+    if slices == 1:
+        pool = kd.DeviceBlockPool(200_000, "cuda")
+    else:
+        pool = kd.SlicedDeviceBlockPool(100_000, [g.slices for g in groups], "cuda")
+    tables = kd.BlockTables(groups, BATCH, "cuda")
     rows, status = int32(list(range(BATCH))), int32([0] * BATCH)
     slots = torch.zeros(len(GROUPS), 8192, dtype=torch.int64, device="cuda")
     lengths, counts = int32([0] * BATCH), int32([32] * BATCH)
@@ -75,7 +84,12 @@ def append_slots() -> None:
 
     added = microseconds(lambda: lengths.add_(1))
     ours = microseconds(step, repeat=10, inner=16) - added
-    print(f"append_slots, {BATCH} requests, {len(GROUPS)} groups: {ours:.1f} us")
+    print(
+        f"append_slots, {BATCH} requests, {len(GROUPS)} groups, {slices} slices of a large block: "
+        f"{ours:.1f} us"
+    )
+    if slices != 1:
+        return
 
     position = lengths.long()
 
@@ -133,5 +147,6 @@ def zero_and_copy() -> None:
 
 if __name__ == "__main__":
     print(torch.cuda.get_device_name())
-    append_slots()
+    append_slots(1)
+    append_slots(8)
     zero_and_copy()

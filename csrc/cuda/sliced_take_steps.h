@@ -41,7 +41,7 @@ KVPLAN_STEP inline SliceDemands slice_demands(int64_t num_requests, int32_t num_
           workspace,
           groups,
           groups + num_groups,
-          groups + 2 * num_groups + 1};
+          groups + int64_t{2} * num_groups + 1};
 }
 
 /// Large blocks to open for `slices_needed` slices where `available` are free in open ones.

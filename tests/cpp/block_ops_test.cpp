@@ -668,6 +668,20 @@ TEST(ZeroAndCopy, ExactlyTheRegionsOfTheBlocks) {
   EXPECT_EQ(errors, kBadBlockId);
 }
 
+TEST(ZeroAndCopy, MoreTilesThanANumberHoldsAreRefused) {
+  char buffer[16];
+  const BlockRegion region{0, 16, 16};
+  const int32_t id = 0;
+  ZeroBlocks zero{.buffer = buffer,
+                  .regions = &region,
+                  .num_regions = 1 << 30,
+                  .max_region_bytes = INT64_MAX / 2,
+                  .num_blocks = 1,
+                  .num_ids = 1,
+                  .ids = &id};
+  EXPECT_THROW(zero_blocks(tested_ops(), zero), Overflow);
+}
+
 TEST(ZeroAndCopy, WidestAccess) {
   alignas(32) static char buffer[64];
   EXPECT_EQ(vector_bytes(buffer, std::vector<BlockRegion>{{0, 64, 32}}), 16);

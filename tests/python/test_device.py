@@ -602,6 +602,37 @@ def test_moved_blocks_take_contents_and_tables_along(device):
                 call()
 
 
+def test_what_the_host_pool_moved(device):
+    """make_room of the host's pool, its moves on the device, and every block has its contents."""
+    rng = random.Random(3)
+    slices = [1, 4]
+    host = kvplan.SlicedBlockPool(24, slices, enable_caching=False)
+    block = 32
+    buffer = torch.zeros(24 * block, dtype=torch.int8, device=device)
+    regions = [
+        kd.BlockRegions([(0, block // k, block // k)], 24 * k, 24 * block, device) for k in slices
+    ]
+    tables = kd.BlockTables([TableGroup(16, 64, slices=k) for k in slices], 2, device)
+    small = host.get_new_blocks(80, 1).tolist()
+    rng.shuffle(small)
+    host.free_blocks(small[50:], 1)
+    rows = small[:25], small[25:50]
+    for row, ids in enumerate(rows):
+        tables.tables[1][row, :25] = int32(ids, device)
+        tables.num_entries[1, row] = 25
+        for i, id in enumerate(ids):
+            buffer[id * 8 : id * 8 + 8] = 50 * row + i + 1
+    moves = host.make_room([8, 0])
+    assert sum(len(sources) for sources, _ in moves) > 0
+    kd.move_blocks(buffer, regions, tables, moves)
+    host.allocate([8, 0])
+    for row in range(2):
+        ids = tables.tables[1][row, :25].tolist()
+        assert all(host.ref_counts(ids, 1) == 1)
+        for i, id in enumerate(ids):
+            assert buffer[id * 8 : id * 8 + 8].tolist() == [50 * row + i + 1] * 8
+
+
 # What is refused, by the tensor's name, with nothing changed.
 
 
