@@ -42,6 +42,7 @@ import compact_models  # noqa: E402
 
 import kvplan  # noqa: E402
 
+DATA = ROOT / "benchmarks" / "data"
 SIMULATOR = ROOT / "build" / "benchmarks" / "cpp" / "fragmentation_simulator"
 TOKEN_BUDGET = 8192  # of a step
 MAX_RUNNING = 4096
@@ -79,6 +80,7 @@ class Workload:
     turns: float = 1.0  # of a conversation, on average
     load: float = 0.0  # arrivals over what the pool serves; 0: there is always one waiting
     requests: float = 1.0  # of the number asked for
+    trace: str | None = None  # prompts and outputs are rows of this file, drawn at random
 
 
 CHAT = Workload(Lengths(250, 1.1, 8000), Lengths(200, 0.8, 2000))
@@ -91,9 +93,7 @@ WORKLOADS = {
     "documents": DOCUMENTS,
     "chat and documents": MIXED,
     "long answers": Workload(Lengths(250, 1.0, 4000), Lengths(3000, 0.8, 16000), requests=0.3),
-    # Medians as published for the conversations of Azure's inference trace of 2023 (Patel et al.,
-    # "Splitwise"); the spread is assumed.
-    "as Azure conversations": Workload(Lengths(1020, 1.0, 14000), Lengths(129, 0.9, 1500)),
+    "Azure conversations": replace(CHAT, trace="azure_conversations_2023.csv"),
     "chat, arrivals at random": replace(CHAT, load=0.9),
     "chat, cached": replace(CHAT, caching=True),
     "system prompts, cached": replace(CHAT, caching=True, system_prompts=30),
@@ -106,7 +106,11 @@ def requests_of(w: Workload, count: int, per_step: float) -> list[str]:
     """Lines for the simulator."""
     random = np.random.default_rng(SEED)
     count = max(int(count * w.requests), 200)
-    prompt, output = w.prompt.draw(random, count), w.output.draw(random, count)
+    if w.trace is not None:
+        rows = np.loadtxt(DATA / w.trace, dtype=np.int64, delimiter=",", skiprows=1)
+        prompt, output = rows[random.integers(0, len(rows), count)].T
+    else:
+        prompt, output = w.prompt.draw(random, count), w.output.draw(random, count)
     if w.second_prompt is not None and w.second_output is not None:
         second = random.random(count) < w.share
         prompt = np.where(second, w.second_prompt.draw(random, count), prompt)
