@@ -254,6 +254,128 @@ void replay(int replays) {
   cudaStreamDestroy(stream);
 }
 
+/// A pool of slices under the same tables, on one side.
+struct SlicedSide {
+  static constexpr int32_t kLarge = 600;
+  static constexpr int32_t kMostSlices = 8;
+
+  Side tables;
+  Array<int32_t> free_large, listed, state, used_slices;
+  Array<LargeBlock> large;
+  AppendSlices args;
+  ReleaseSlicedRows released;
+
+  SlicedSide(const BlockOps& ops, bool on_device)
+      : tables(ops, on_device, false),
+        free_large(on_device, kLarge, 0),
+        listed(on_device, kLarge, 0),
+        state(on_device, kPoolStateSize + kGroups, 0),
+        used_slices(on_device, kLarge * slice_words(kMostSlices), 0),
+        large(on_device, kLarge, {}) {
+    SlicedPool& pool = args.pool;
+    pool.num_large_blocks = kLarge;
+    pool.num_groups = kGroups;
+    pool.max_slices = kMostSlices;
+    pool.free_large = free_large.data();
+    pool.listed = listed.data();
+    pool.state = state.data();
+    pool.large = large.data();
+    pool.used_slices = used_slices.data();
+    const int32_t slices[kGroups] = {2, 8, 3, 1};
+    std::copy(std::begin(slices), std::end(slices), pool.slices);
+    copy_tables(tables.args, args);
+    args.max_tokens = tables.args.max_tokens;
+    args.cp = tables.args.cp;
+    args.context_lens = tables.args.context_lens;
+    args.new_tokens = tables.args.new_tokens;
+    args.status = tables.args.status;
+    args.slots = tables.args.slots;
+    args.slots_stride = tables.args.slots_stride;
+    copy_tables(tables.args, released);
+    released.pool = pool;
+    reset_pool(ops, pool);
+  }
+
+  template <class Args>
+  static void copy_tables(const AppendSlots& from, Args& to) {
+    to.num_groups = from.num_groups;
+    to.num_rows = from.num_rows;
+    to.max_requests = from.max_requests;
+    to.rows = from.rows;
+    to.workspace = from.workspace;
+    std::copy(std::begin(from.groups), std::end(from.groups), std::begin(to.groups));
+  }
+};
+
+void expect_equal(const SlicedSide& a, const SlicedSide& b) {
+  const std::vector<int32_t> state = a.state.get();
+  expect(state == b.state.get(), "state of slices");
+  expect(a.large.get() == b.large.get(), "large blocks");
+  expect(a.used_slices.get() == b.used_slices.get(), "used slices");
+  const auto same = [](const Array<int32_t>& x, const Array<int32_t>& y, int32_t n) {
+    const std::vector<int32_t> u = x.get();
+    const std::vector<int32_t> v = y.get();
+    return std::equal(u.begin(), u.begin() + n, v.begin());
+  };
+  expect(same(a.free_large, b.free_large, state[kNumFree]), "free large blocks");
+  expect(same(a.listed, b.listed, state[kNumListed]), "listed large blocks");
+  expect(a.tables.tables.get() == b.tables.tables.get(), "tables of slices");
+  expect(a.tables.num_entries.get() == b.tables.num_entries.get(), "entries of slices");
+  expect(a.tables.status.get() == b.tables.status.get(), "status with slices");
+  expect(a.tables.slots.get() == b.tables.slots.get(), "slots in slices");
+}
+
+/// A captured step and release of slices, replayed with other lengths, beside the CPU.
+void sliced_replay(int steps) {
+  SlicedSide cpu(cpu_block_ops(), false);
+  SlicedSide gpu(cuda_block_ops(), true);
+  cudaStream_t stream;
+  check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  cudaGraph_t graph;
+  cudaGraphExec_t step;
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin");
+  append_slots(gpu.tables.ops, gpu.args, stream);
+  check(cudaStreamEndCapture(stream, &graph), "end");
+  check(cudaGraphInstantiate(&step, graph, 0), "instantiate");
+  std::mt19937 random(3);
+  std::vector<int32_t> rows(kRows), lengths(kRows, 0);
+  std::iota(rows.begin(), rows.end(), 0);
+  for (int i = 0; i < steps; ++i) {
+    std::vector<int32_t> tokens(kRows);
+    for (int32_t r = 0; r < kRows; ++r) {
+      tokens[r] =
+          std::min(random() % 3 == 0 ? static_cast<int32_t>(random() % 150) : 1, 1000 - lengths[r]);
+    }
+    for (SlicedSide* side : {&cpu, &gpu}) {
+      side->tables.rows.set(rows);
+      side->tables.context_lens.set(lengths);
+      side->tables.new_tokens.set(tokens);
+    }
+    append_slots(cpu.tables.ops, cpu.args);
+    check(cudaGraphLaunch(step, stream), "launch");
+    check(cudaStreamSynchronize(stream), "replay of slices");
+    expect_equal(cpu, gpu);
+    const std::vector<int32_t> status = cpu.tables.status.get();
+    std::vector<int32_t> ended(kRows, -1);
+    for (int32_t r = 0; r < kRows; ++r) {
+      if (status[r] == kOk) lengths[r] += tokens[r];
+      if (lengths[r] < 900 && random() % 10 != 0 && i + 1 < steps) continue;
+      ended[r] = r;
+      lengths[r] = 0;
+    }
+    for (SlicedSide* side : {&cpu, &gpu}) {
+      side->tables.rows.set(ended);
+      release_rows(side->tables.ops, side->released);
+    }
+    check(cudaDeviceSynchronize(), "release of slices");
+    expect_equal(cpu, gpu);
+  }
+  expect(gpu.state.get()[kNumFree] == SlicedSide::kLarge - 1, "all large blocks are back");
+  cudaGraphExecDestroy(step);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -266,6 +388,7 @@ int main(int argc, char** argv) {
   const int steps = argc > 2 ? std::atoi(argv[2]) : 200;
   random_batches(false, steps);
   random_batches(true, steps);
+  sliced_replay(steps);
   zero_and_copy();
   replay(replays);
   std::puts("all right");
