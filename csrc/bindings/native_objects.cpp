@@ -26,9 +26,12 @@ class NativeObjects : public ObjectModel {
     return spec.cast<const UniformTypeSpecsObject&>().kv_cache_specs;
   }
   KVCacheSpec read_spec(py::handle spec) const override { return spec_value(spec); }
-  bool surely_same(py::handle a, py::handle b) const override {
-    const KVCacheSpec& left = spec_value(a);
-    const KVCacheSpec& right = spec_value(b);
+  SpecImage image_of(py::handle spec) const override {
+    return {{}, {py::reinterpret_borrow<py::object>(spec)}};
+  }
+  bool surely_same(const SpecImage& image, py::handle spec) const override {
+    const KVCacheSpec& left = spec_value(image.values[0]);
+    const KVCacheSpec& right = spec_value(spec);
     return left == right && left.is_draft == right.is_draft;
   }
   py::object make_spec(const KVCacheSpec& spec) const override { return make_spec_object(spec); }

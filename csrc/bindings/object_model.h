@@ -2,6 +2,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <vector>
+
 #include "kvplan/planning.h"
 
 namespace kvplan::bindings {
@@ -17,6 +19,12 @@ struct GroupFields {
   int64_t slices = 1;  // vLLM's groups have none
 };
 
+/// What a spec held when it was read, to find others that hold the same without reading them.
+struct SpecImage {
+  std::vector<pybind11::object> names;
+  std::vector<pybind11::object> values;
+};
+
 /// How one library's Python objects are read and made: kvplan's own, or vLLM's.
 class ObjectModel {
  public:
@@ -25,9 +33,9 @@ class ObjectModel {
   virtual bool is_uniform_type(pybind11::handle spec) const = 0;
   virtual pybind11::dict uniform_type_specs(pybind11::handle spec) const = 0;
   virtual KVCacheSpec read_spec(pybind11::handle spec) const = 0;
-  /// Whether two specs surely hold the same values, found out without reading them. A false
-  /// negative is fine.
-  virtual bool surely_same(pybind11::handle, pybind11::handle) const { return false; }
+  virtual SpecImage image_of(pybind11::handle spec) const = 0;
+  /// Whether a spec of the same class surely holds what is in the image. A false negative is fine.
+  virtual bool surely_same(const SpecImage& image, pybind11::handle spec) const = 0;
   virtual GroupFields read_group(pybind11::handle group) const;
   virtual pybind11::object make_spec(const KVCacheSpec& spec) const = 0;
   virtual pybind11::object make_uniform_type(int64_t block_size, pybind11::dict specs) const = 0;

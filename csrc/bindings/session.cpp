@@ -22,6 +22,23 @@ void require_sequence(py::handle in, const char* name) {
   throw py::type_error(std::string(name) + " must be a list, got " + Py_TYPE(in.ptr())->tp_name);
 }
 
+void require_dict(py::handle in) {
+  if (PyDict_Check(in.ptr())) return;
+  throw py::type_error("expected a dict of layer names to KV cache specs, got " +
+                       std::string(Py_TYPE(in.ptr())->tp_name));
+}
+
+/// The spec that each layer has in its group.
+std::vector<SpecId> specs_by_layer(const KVCacheGroups& groups) {
+  std::vector<SpecId> spec_of;
+  for (const KVCacheGroup& g : groups) {
+    for (size_t i = 0; i < g.layers.size(); ++i) {
+      at(spec_of, g.layers[i].pos()) = layer_spec_id(g, i);
+    }
+  }
+  return spec_of;
+}
+
 GroupRole read_role(py::handle role) {
   std::string name;
   read_field(role, "role", name);
@@ -60,32 +77,37 @@ GroupFields ObjectModel::read_group(py::handle group) const {
           read_slices(group)};
 }
 
-SpecId Session::find_same(py::handle spec) {
+SpecId Session::find_same(py::handle spec, SpecId expected) const {
   constexpr size_t kMostCompared = 12;
+  if (expected.valid() && expected.pos() < known_by_id_.size()) {
+    const size_t known = known_by_id_[expected.pos()];
+    if (known != 0 && known_specs_[known - 1].same(model_, spec)) return expected;
+  }
   size_t compared = 0;
-  for (auto it = recent_specs_.rbegin(); it != recent_specs_.rend(); ++it) {
+  for (auto it = known_specs_.rbegin(); it != known_specs_.rend(); ++it) {
     if (it->type != Py_TYPE(spec.ptr())) continue;
-    if (model_.surely_same(it->object, spec)) return it->id;
+    if (it->same(model_, spec)) return it->id;
     if (++compared == kMostCompared) break;
   }
   return {};
 }
 
-SpecId Session::read_spec(py::handle spec) {
+SpecId Session::read_spec(py::handle spec, SpecId expected) {
   // Every object that was read is kept alive, by the caller or here: an address names one spec.
   auto& [object, id] = spec_ids_[reinterpret_cast<uintptr_t>(spec.ptr()) / 16 % spec_ids_.size()];
   if (object != spec.ptr()) {
-    id = read_unknown_spec(spec);
+    id = read_unknown_spec(spec, expected);
     object = spec.ptr();
   }
   return id;
 }
 
-SpecId Session::read_unknown_spec(py::handle spec) {
-  SpecId id = find_same(spec);
+SpecId Session::read_unknown_spec(py::handle spec, SpecId expected) {
+  SpecId id = find_same(spec, expected);
   if (!id.valid()) {
     id = request_.add_spec(model_.read_spec(spec));
-    recent_specs_.push_back({Py_TYPE(spec.ptr()), spec.ptr(), id});
+    known_specs_.push_back({Py_TYPE(spec.ptr()), model_.image_of(spec), id});
+    at(known_by_id_, id.pos()) = known_specs_.size();
     py::object& slot = at(spec_objects_, id.pos());
     if (!slot) slot = py::reinterpret_borrow<py::object>(spec);
   }
@@ -93,38 +115,37 @@ SpecId Session::read_unknown_spec(py::handle spec) {
 }
 
 LayerId Session::read_name(py::handle name) {
-  // Workers and groups mostly name the same objects in the same order.
-  if (next_name_ < layer_objects_.size() && layer_objects_[next_name_].name.is(name)) {
-    return LayerId(next_name_++);
-  }
+  // Workers mostly name the same layers in the same order, if not by the same objects.
+  LayerId& next = last_name_.valid() ? layer_objects_[last_name_.pos()].next : first_name_;
+  if (next.valid() && layer_objects_[next.pos()].name.is(name)) return last_name_ = next;
   Py_ssize_t size = 0;
-  const char* text =
+  const char* characters =
       PyUnicode_Check(name.ptr()) ? PyUnicode_AsUTF8AndSize(name.ptr(), &size) : nullptr;
-  if (text == nullptr) {
+  if (characters == nullptr) {
     PyErr_Clear();
     throw py::type_error("a layer name must be a string, got " +
                          py::repr(name).cast<std::string>());
   }
-  const LayerId id = request_.add_layer_name({text, static_cast<size_t>(size)});
-  py::object& known = at(layer_objects_, id.pos()).name;
+  const std::string_view text(characters, static_cast<size_t>(size));
+  if (next.valid() && (*request_.names())[next] == text) return last_name_ = next;
+  next = request_.add_layer_name(text);
+  last_name_ = next;  // before the vector grows, which moves `next`
+  py::object& known = at(layer_objects_, last_name_.pos()).name;
   if (!known) known = py::reinterpret_borrow<py::object>(name);
-  next_name_ = id.pos() + 1;
-  return id;
+  return last_name_;
 }
 
 LayerSpecs Session::read_layers(py::handle mapping) {
-  if (!py::isinstance<py::dict>(mapping)) {
-    throw py::type_error("expected a dict of layer names to KV cache specs, got " +
-                         std::string(Py_TYPE(mapping.ptr())->tp_name));
-  }
+  require_dict(mapping);
   const auto count = static_cast<size_t>(PyDict_Size(mapping.ptr()));
   LayerSpecs layers;
   layers.reserve(count);
   layer_objects_.reserve(std::max(count, layer_objects_.size()));
   request_.names()->reserve(std::max(count, layer_objects_.size()));
+  begin_names();
   for (const auto& item : py::reinterpret_borrow<py::dict>(mapping)) {
     const LayerId name = read_name(item.first);
-    const SpecId spec = read_spec(item.second);
+    const SpecId spec = read_spec(item.second, layer_objects_[name.pos()].id);
     LayerObject& known = layer_objects_[name.pos()];
     if (!known.spec) {
       known.spec = py::reinterpret_borrow<py::object>(item.second);
@@ -135,12 +156,29 @@ LayerSpecs Session::read_layers(py::handle mapping) {
   return layers;
 }
 
+LayerSpecs Session::read_owned(py::handle mapping, const std::vector<SpecId>& spec_of_layer) {
+  require_dict(mapping);
+  LayerSpecs layers;
+  layers.reserve(static_cast<size_t>(PyDict_Size(mapping.ptr())));
+  begin_names();
+  for (const auto& item : py::reinterpret_borrow<py::dict>(mapping)) {
+    const LayerId name = read_name(item.first);
+    if (name.pos() >= spec_of_layer.size() || !spec_of_layer[name.pos()].valid()) {
+      throw InconsistentSpec("Some layers are not assigned to any group: layer " +
+                             std::string((*request_.names())[name]) + " is in none.");
+    }
+    layers.push_back({name, spec_of_layer[name.pos()]});
+  }
+  return layers;
+}
+
 KVCacheGroups Session::read_groups(py::handle groups) {
   KVCacheGroups result;
   for (py::handle object : groups) {
     KVCacheGroup group;
     const GroupFields fields = model_.read_group(object);
     require_sequence(fields.layer_names, "layer_names of a KV cache group");
+    begin_names();
     for (py::handle name : fields.layer_names) group.layers.push_back(read_name(name));
     // The group object may hand out a new spec each time it is asked.
     kept_specs_.push_back(fields.spec);
@@ -162,19 +200,21 @@ KVCacheGroups Session::read_groups(py::handle groups) {
   return result;
 }
 
-size_t Session::read_list(py::object mapping) {
+size_t Session::read_list(py::object mapping, const std::vector<SpecId>* spec_of_layer) {
   // Ranks that share a dict mostly stand side by side. To read one again costs only time.
   constexpr size_t kRecent = 16;
   for (size_t i = 0; i < std::min(kRecent, lists_.size()); ++i) {
     const auto& [object, list] = lists_[lists_.size() - 1 - i];
     if (object.is(mapping)) return list;
   }
-  const size_t list = request_.add_layers(read_layers(mapping));
+  const size_t list = request_.add_layers(spec_of_layer ? read_owned(mapping, *spec_of_layer)
+                                                        : read_layers(mapping));
   lists_.emplace_back(std::move(mapping), list);
   return list;
 }
 
-void Session::read_workers(py::handle kv_cache_specs, py::handle available_memory) {
+void Session::read_workers(py::handle kv_cache_specs, py::handle available_memory,
+                           const KVCacheGroups* groups) {
   require_sequence(kv_cache_specs, "kv_cache_specs");
   require_sequence(available_memory, "available_memory");
   const size_t workers = py::len(kv_cache_specs);
@@ -183,10 +223,12 @@ void Session::read_workers(py::handle kv_cache_specs, py::handle available_memor
         "kv_cache_specs has " + std::to_string(workers) + " workers, available_memory " +
         std::to_string(py::len(available_memory)) + " entries; give one a worker");
   }
+  std::vector<SpecId> spec_of_layer;
+  if (groups != nullptr) spec_of_layer = specs_by_layer(*groups);
   const py::sequence dicts = py::reinterpret_borrow<py::sequence>(kv_cache_specs);
   size_t worker = 0;
   for (py::handle memory : available_memory) {
-    const size_t list = read_list(dicts[worker]);
+    const size_t list = read_list(dicts[worker], groups ? &spec_of_layer : nullptr);
     int64_t bytes = 0;
     read_field(memory, "available_memory[" + std::to_string(worker) + "]", bytes);
     request_.add_worker(list, bytes);

@@ -24,8 +24,10 @@ class Session {
   LayerSpecs read_layers(pybind11::handle mapping);
   /// A sequence of group specs.
   KVCacheGroups read_groups(pybind11::handle groups);
-  /// One mapping and one memory size for each worker, into the request.
-  void read_workers(pybind11::handle kv_cache_specs, pybind11::handle available_memory);
+  /// One mapping and one memory size for each worker, into the request. With groups, a worker's
+  /// mapping only says which of their layers it owns, so its specs are not looked at.
+  void read_workers(pybind11::handle kv_cache_specs, pybind11::handle available_memory,
+                    const KVCacheGroups* groups = nullptr);
 
   /// The object that came in with this layer where it still has that spec, else one that is equal.
   pybind11::object layer_spec_object(const LayerSpec& layer, const SpecTable& specs);
@@ -43,35 +45,43 @@ class Session {
   pybind11::list take_notices();
 
  private:
-  size_t read_list(pybind11::object mapping);
-  SpecId read_spec(pybind11::handle spec);
-  SpecId read_unknown_spec(pybind11::handle spec);
-  SpecId find_same(pybind11::handle spec);
+  size_t read_list(pybind11::object mapping, const std::vector<SpecId>* spec_of_layer);
+  LayerSpecs read_owned(pybind11::handle mapping, const std::vector<SpecId>& spec_of_layer);
+  SpecId read_spec(pybind11::handle spec, SpecId expected = {});
+  SpecId read_unknown_spec(pybind11::handle spec, SpecId expected);
+  SpecId find_same(pybind11::handle spec, SpecId expected) const;
+  void begin_names() { last_name_ = {}; }
   LayerId read_name(pybind11::handle name);
 
   /// An object that was read, by type and in order of reading.
   struct KnownSpec {
     PyTypeObject* type;
-    PyObject* object;
+    SpecImage image;
     SpecId id;
+    bool same(const ObjectModel& model, pybind11::handle spec) const {
+      return type == Py_TYPE(spec.ptr()) && model.surely_same(image, spec);
+    }
   };
-  /// A layer's name, and the spec that it came in with first.
+  /// A layer's name, the spec that it came in with first, and the layer that followed it last.
   struct LayerObject {
     pybind11::object name;
     pybind11::object spec;
     SpecId id;
+    LayerId next;
   };
 
   const ObjectModel& model_;
   PlanRequest request_;
   Notices notices_;
-  std::vector<KnownSpec> recent_specs_;
+  std::vector<KnownSpec> known_specs_;
+  std::vector<size_t> known_by_id_;  // the position in them, one more than it is; 0: none
   std::array<std::pair<PyObject*, SpecId>, 64> spec_ids_{};  // by address; a cache, not complete
   std::vector<std::pair<pybind11::object, size_t>> lists_;   // mappings, and the request's list
   std::vector<pybind11::object> kept_specs_;                 // that only a group may have held
   std::vector<pybind11::object> spec_objects_;               // by SpecId
   std::vector<LayerObject> layer_objects_;                   // by LayerId
-  size_t next_name_ = 0;  // the layer after the one that was read last
+  LayerId last_name_;                                        // of the list that is being read
+  LayerId first_name_;                                       // of the list before
 };
 
 void log_notices(const Notices& notices);

@@ -50,12 +50,19 @@ py::list list_of(std::initializer_list<const char*> names) {
   return list;
 }
 
-/// Equal values of the types that specs hold; anything that is not surely equal is not.
+/// Equal values of the types that specs hold; anything that is not surely equal is not. Runs no
+/// Python code.
 bool same_value(PyObject* a, PyObject* b) {
   if (a == b) return true;
   if (Py_TYPE(a) != Py_TYPE(b)) return false;
-  if (!PyLong_CheckExact(a) && !PyUnicode_CheckExact(a)) return false;
-  return PyObject_RichCompareBool(a, b, Py_EQ) == 1;
+  if (PyLong_CheckExact(a) || PyUnicode_CheckExact(a)) {
+    return PyObject_RichCompareBool(a, b, Py_EQ) == 1;
+  }
+  if (!PyTuple_CheckExact(a) || PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a); ++i) {
+    if (!same_value(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i))) return false;
+  }
+  return true;
 }
 
 /// The instance dictionary, borrowed for as long as the object lives.
@@ -185,20 +192,31 @@ KVCacheSpec VllmObjects::read_spec(py::handle spec) const {
   return value;
 }
 
-bool VllmObjects::surely_same(py::handle a, py::handle b) const {
-  PyObject* left = instance_dict(a);
-  PyObject* right = instance_dict(b);
-  if (left == nullptr || right == nullptr || PyDict_GET_SIZE(left) != PyDict_GET_SIZE(right)) {
-    return false;
+SpecImage VllmObjects::image_of(py::handle spec) const {
+  SpecImage image;
+  PyObject* fields = instance_dict(spec);
+  if (fields == nullptr) return image;
+  Py_ssize_t i = 0;
+  PyObject *name, *value;
+  while (PyDict_Next(fields, &i, &name, &value)) {
+    image.names.push_back(py::reinterpret_borrow<py::object>(name));
+    image.values.push_back(py::reinterpret_borrow<py::object>(value));
   }
+  return image;
+}
+
+bool VllmObjects::surely_same(const SpecImage& image, py::handle spec) const {
+  PyObject* fields = instance_dict(spec);
+  const size_t count = image.names.size();
+  if (fields == nullptr || static_cast<size_t>(PyDict_GET_SIZE(fields)) != count) return false;
   // Instances of one dataclass have their fields in one order.
-  Py_ssize_t i = 0, j = 0;
-  PyObject *key_a, *value_a, *key_b, *value_b;
-  while (PyDict_Next(left, &i, &key_a, &value_a)) {
-    if (!PyDict_Next(right, &j, &key_b, &value_b)) return false;
-    if (key_a != key_b || !same_value(value_a, value_b)) return false;
+  Py_ssize_t i = 0;
+  PyObject *name, *value;
+  for (size_t f = 0; f < count; ++f) {
+    if (!PyDict_Next(fields, &i, &name, &value)) return false;
+    if (name != image.names[f].ptr() || !same_value(value, image.values[f].ptr())) return false;
   }
-  return true;
+  return count != 0;
 }
 
 bool VllmObjects::is_uniform_type(py::handle spec) const {

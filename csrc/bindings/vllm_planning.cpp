@@ -227,18 +227,20 @@ py::dict plan_workers(const VllmPlanner& self, const PlanningConfig& config,
                       py::handle kv_cache_specs, py::handle available_memory,
                       const py::object& global_groups, const py::object& retention_interval) {
   Session session(self.objects);
-  session.read_workers(kv_cache_specs, available_memory);
   PlanRequest& request = session.request();
   Notices notices;
-  const PlanningContext ctx{*request.names(), request.specs(), notices};
   py::list group_objects;
   if (global_groups.is_none()) {
+    session.read_workers(kv_cache_specs, available_memory);
+    const PlanningContext ctx{*request.names(), request.specs(), notices};
     KVCacheGroups groups = group_globally(self, ctx, config, request.layer_lists());
     group_objects = session.group_list(groups, request.specs());
     request.set_groups(std::move(groups));
   } else {
+    // vLLM, too, asks the workers' specs only for the layers' names.
     group_objects = py::list(global_groups);
     request.set_groups(session.read_groups(group_objects));
+    session.read_workers(kv_cache_specs, available_memory, &*request.groups());
   }
   const Plan plan = kvplan::plan(request, config);
 
