@@ -9,6 +9,7 @@ import typing
 
 __all__: list[str] = [
     "AttentionSpec",
+    "AttributeWatch",
     "BlockOps",
     "BlockPool",
     "BlockPoolError",
@@ -97,6 +98,7 @@ __all__: list[str] = [
     "pool_bytes_per_block",
     "project_kv_cache_groups_to_worker",
     "promote_local_kv_cache_specs",
+    "read_vllm_config",
     "resolve_kv_cache_block_sizes",
     "slice_words",
     "sliced_point",
@@ -1648,6 +1650,16 @@ class VllmBlockPool:
     enable_kv_cache_events: typing.Any
     blocks: typing.Any
 
+class AttributeWatch:
+    """
+    Whether names of a namespace, or attributes of classes, still are the objects that they were when the watch was made.
+    """
+    def __init__(self, space: dict, values: dict, classes: collections.abc.Iterable) -> None: ...
+    def changed(self) -> bool:
+        """
+        False if nothing has changed for certain; True if something may have.
+        """
+
 class VllmPlanner:
     """
     The planner on the objects of one vLLM.
@@ -1836,6 +1848,11 @@ def pool_bytes_per_block(
 ) -> int: ...
 def project_kv_cache_groups_to_worker(global_kv_cache_groups: list, worker_spec: dict) -> list: ...
 def promote_local_kv_cache_specs(kv_cache_spec: dict) -> dict: ...
+def read_vllm_config(vllm_config: typing.Any, **kwargs: typing.Any) -> PlanningConfig:
+    """
+    A PlanningConfig of what vLLM's planner reads of its configuration; keywords win.
+    """
+
 def resolve_kv_cache_block_sizes(
     vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable
 ) -> tuple: ...

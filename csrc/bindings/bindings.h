@@ -5,6 +5,7 @@
 /// One function per topic; each registers its part of `kvplan._core`.
 namespace kvplan::bindings {
 
+void bind_attribute_watch(pybind11::module_& m);
 void bind_block_ops(pybind11::module_& m);
 void bind_block_pool(pybind11::module_& m);
 void bind_check(pybind11::module_& m);
@@ -16,6 +17,7 @@ void bind_planning_config(pybind11::module_& m);
 void bind_sliced_block_pool(pybind11::module_& m);
 void bind_specs(pybind11::module_& m);
 void bind_vllm_block_pool(pybind11::module_& m);
+void bind_vllm_config(pybind11::module_& m);
 void bind_vllm_planning(pybind11::module_& m);
 
 /// Turns the exception in flight into a Python error, for functions that pybind11 does not wrap.

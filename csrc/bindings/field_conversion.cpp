@@ -58,7 +58,9 @@ void read_field(py::handle in, std::string_view field, bool& out) {
 
 void read_field(py::handle in, std::string_view field, std::string& out) {
   // vLLM's string enums are strings; its other enums go by their name.
-  if (py::isinstance<py::str>(in)) {
+  if (PyUnicode_CheckExact(in.ptr())) {
+    out = in.cast<std::string>();
+  } else if (py::isinstance<py::str>(in)) {
     out = py::hasattr(in, "value") ? in.attr("value").cast<std::string>() : in.cast<std::string>();
   } else if (py::hasattr(in, "name") && py::hasattr(in, "value")) {
     out = in.attr("name").attr("lower")().cast<std::string>();

@@ -3,9 +3,11 @@
 #include <functional>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/field_conversion.h"
+#include "bindings/interned_name.h"
 #include "kvplan/errors.h"
 #include "planning/config_fields.h"
 
@@ -103,11 +105,50 @@ py::object write_config_field(const std::vector<KernelBlockSize>& value, std::st
   return list;
 }
 
-PlanningConfig build(const py::kwargs& kwargs) {
+/// The fields' names in the order of the visit.
+const std::vector<InternedName>& field_names() {
+  static const std::vector<InternedName> names = [] {
+    std::vector<InternedName> all;
+    for_each_config_field([&](const char* name, auto) { all.emplace_back(name); });
+    return all;
+  }();
+  return names;
+}
+
+py::dict fields_of(const PlanningConfig& config, bool compact) {
+  const PlanningConfig defaults;
+  py::dict fields;
+  for_each_config_field([&](const char* name, auto member) {
+    if (compact && config.*member == defaults.*member) return;
+    fields[name] = write_config_field(config.*member, name);
+  });
+  return fields;
+}
+
+PlanningConfig replace(const PlanningConfig& self, const py::kwargs& changes) {
+  py::dict fields = fields_of(self, false);
+  for (const auto& item : changes) fields[item.first] = item.second;
+  return make_planning_config(py::kwargs(fields));
+}
+
+std::string repr(const PlanningConfig& self) {
+  std::string s = "PlanningConfig(";
+  for (const auto& item : fields_of(self, true)) {
+    if (s.back() != '(') s += ", ";
+    s += item.first.cast<std::string>() + "=" + py::repr(item.second).cast<std::string>();
+  }
+  return s + ")";
+}
+
+}  // namespace
+
+PlanningConfig make_planning_config(const py::kwargs& kwargs) {
   PlanningConfig config;
   size_t used = 0;
+  size_t position = 0;
   for_each_config_field([&](const char* name, auto member) {
-    const py::handle value = PyDict_GetItemString(kwargs.ptr(), name);
+    PyObject* key = field_names()[position++].ptr();
+    const py::handle value = PyDict_GetItemWithError(kwargs.ptr(), key);
     if (!value) return;
     ++used;
     read_config_field(value, name, config.*member);
@@ -127,40 +168,6 @@ PlanningConfig build(const py::kwargs& kwargs) {
   return config;
 }
 
-py::dict fields_of(const PlanningConfig& config, bool compact) {
-  const PlanningConfig defaults;
-  py::dict fields;
-  for_each_config_field([&](const char* name, auto member) {
-    if (compact && config.*member == defaults.*member) return;
-    fields[name] = write_config_field(config.*member, name);
-  });
-  return fields;
-}
-
-PlanningConfig replace(const PlanningConfig& self, const py::kwargs& changes) {
-  py::dict fields = fields_of(self, false);
-  for (const auto& item : changes) fields[item.first] = item.second;
-  return build(py::kwargs(fields));
-}
-
-std::string repr(const PlanningConfig& self) {
-  std::string s = "PlanningConfig(";
-  for (const auto& item : fields_of(self, true)) {
-    if (s.back() != '(') s += ", ";
-    s += item.first.cast<std::string>() + "=" + py::repr(item.second).cast<std::string>();
-  }
-  return s + ")";
-}
-
-}  // namespace
-
-PlanningConfig read_config(py::handle config) {
-  if (py::isinstance<PlanningConfig>(config)) return config.cast<const PlanningConfig&>();
-  return py::module_::import("kvplan.config")
-      .attr("as_planning_config")(config)
-      .cast<PlanningConfig>();
-}
-
 void bind_planning_config(py::module_& m) {
   py::class_<PlanningConfig> cls(
       m, "PlanningConfig",
@@ -168,7 +175,7 @@ void bind_planning_config(py::module_& m) {
       "Lengths and block sizes are in tokens. max_in_flight_tokens counts the tokens that are\n"
       "scheduled but not settled in all concurrent batches together. Raises ValueError or\n"
       "TypeError that names the field.");
-  cls.def(py::init([](const py::kwargs& kwargs) { return build(kwargs); }));
+  cls.def(py::init([](const py::kwargs& kwargs) { return make_planning_config(kwargs); }));
   for_each_config_field([&](const char* name, auto member) {
     cls.def_property_readonly(name, [member, name](const PlanningConfig& self) {
       return write_config_field(self.*member, name);
@@ -190,7 +197,8 @@ void bind_planning_config(py::module_& m) {
         return py::make_tuple(py::module_::import("kvplan._core").attr("_restore_config"),
                               py::make_tuple(fields_of(self, true)));
       });
-  m.def("_restore_config", [](const py::dict& fields) { return build(py::kwargs(fields)); });
+  m.def("_restore_config",
+        [](const py::dict& fields) { return make_planning_config(py::kwargs(fields)); });
 }
 
 }  // namespace kvplan::bindings

@@ -6,8 +6,11 @@
 
 namespace kvplan::bindings {
 
-/// The planner's configuration from a `PlanningConfig`, or through `kvplan.config` from anything
-/// shaped like a `VllmConfig`.
+/// From `PlanningConfig`'s keywords.
+PlanningConfig make_planning_config(const pybind11::kwargs& fields);
+
+/// The planner's configuration from a `PlanningConfig`, or from anything shaped like a
+/// `VllmConfig`.
 PlanningConfig read_config(pybind11::handle config);
 
 }  // namespace kvplan::bindings

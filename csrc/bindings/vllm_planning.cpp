@@ -2,6 +2,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/field_conversion.h"
+#include "bindings/gc_pause.h"
 #include "bindings/session.h"
 #include "bindings/spec_object.h"
 #include "bindings/vllm_objects.h"
@@ -223,6 +224,23 @@ py::list own_blocks(const Plan& plan) {
   return blocks;
 }
 
+/// Each worker's config, made of its stage's template.
+py::list worker_configs(const VllmPlanner& self, const Session& session, const Plan& plan,
+                        const py::list& group_objects, const py::object& retention_interval) {
+  std::vector<std::optional<StageTemplate>> templates(plan.stages.size());
+  for (const WorkerPlan& w : plan.workers) {
+    auto& stage_template = templates[w.stage];
+    if (stage_template) continue;
+    stage_template.emplace(self, session, plan, plan.stages[w.stage], group_objects);
+  }
+  const GcPause pause;
+  py::list configs(plan.workers.size());
+  for (size_t w = 0; w < plan.workers.size(); ++w) {
+    configs[w] = templates[plan.workers[w].stage]->config(plan.num_blocks, retention_interval);
+  }
+  return configs;
+}
+
 py::dict plan_workers(const VllmPlanner& self, const PlanningConfig& config,
                       py::handle kv_cache_specs, py::handle available_memory,
                       const py::object& global_groups, const py::object& retention_interval) {
@@ -244,16 +262,9 @@ py::dict plan_workers(const VllmPlanner& self, const PlanningConfig& config,
   }
   const Plan plan = kvplan::plan(request, config);
 
-  std::vector<std::optional<StageTemplate>> templates(plan.stages.size());
-  py::list configs(plan.workers.size());
-  bool attention_free = true;
-  for (size_t w = 0; w < plan.workers.size(); ++w) {
-    const StagePlan& stage = plan.stage_of(w);
-    auto& stage_template = templates[plan.workers[w].stage];
-    if (!stage_template) stage_template.emplace(self, session, plan, stage, group_objects);
-    configs[w] = stage_template->config(plan.num_blocks, retention_interval);
-    attention_free = attention_free && stage.groups.empty();
-  }
+  const py::list configs = worker_configs(self, session, plan, group_objects, retention_interval);
+  const bool attention_free = std::all_of(plan.stages.begin(), plan.stages.end(),
+                                          [](const StagePlan& s) { return s.groups.empty(); });
   py::dict result;
   result["kv_cache_configs"] = configs;
   result["max_model_len"] = plan.config.max_model_len;

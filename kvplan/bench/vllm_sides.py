@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import importlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import kvplan.vllm
@@ -54,6 +54,7 @@ class Sides:
         if self._groups_first:
             from kvplan.vllm.builder import KvplanKVCacheConfigBuilder
 
+            self._select_builders()
             self._stock_builder = self._planning.DefaultKVCacheConfigBuilder()
             self._drop_in_builder = KvplanKVCacheConfigBuilder()
 
@@ -119,29 +120,23 @@ class Sides:
 
         return call
 
+    def _select_builders(self) -> None:
+        """Let the platform, which a test has none of, select what is in `_chosen`."""
+        module: Any = importlib.import_module("vllm.v1.core.kv_cache_config_builder")
+        before = module.get_kv_cache_config_builder
+        module.get_kv_cache_config_builder = lambda vllm_config: self._chosen
+        self._stack.callback(setattr, module, "get_kv_cache_config_builder", before)
+
     def _selecting(self, builder: str, call: Call, *, stock: bool = False) -> Call:
         """The call while the platform selects this builder; with `stock`, kvplan keeps out."""
+        chosen = getattr(self, builder, None)
 
         def wrapped() -> list[Any]:
-            with self._selected(builder), self._mode(stock):
-                return call()
+            self._chosen = chosen
+            return call()
 
-        return wrapped
+        def wrapped_stock() -> list[Any]:
+            with installation.stock_mode():
+                return wrapped()
 
-    @contextlib.contextmanager
-    def _selected(self, builder: str) -> Iterator[None]:
-        if not self._groups_first:
-            yield
-            return
-        module: Any = importlib.import_module("vllm.v1.core.kv_cache_config_builder")
-        before = module.get_kv_cache_config_builder  # it asks the platform; a test has none
-        chosen = getattr(self, builder)
-        module.get_kv_cache_config_builder = lambda vllm_config: chosen
-        try:
-            yield
-        finally:
-            module.get_kv_cache_config_builder = before
-
-    @staticmethod
-    def _mode(stock: bool) -> contextlib.AbstractContextManager[None]:
-        return installation.stock_mode() if stock else contextlib.nullcontext()
+        return wrapped_stock if stock else wrapped

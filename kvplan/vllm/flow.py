@@ -8,7 +8,6 @@ vllm/v1/core/kv_cache_utils.py (0.32), which groups the layers itself.
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -111,10 +110,12 @@ def _require_default_builder(installed: Installation, vllm_config: Any) -> None:
     """A platform or a test that selects a builder of its own keeps it."""
     if installed.before_033:
         return
-    module = importlib.import_module("vllm.v1.core.kv_cache_config_builder")
-    cls = type(module.get_kv_cache_config_builder(vllm_config))
+    # As vLLM imports it, in each call.
+    from vllm.v1.core.kv_cache_config_builder import get_kv_cache_config_builder
+
     from kvplan.vllm.builder import KvplanKVCacheConfigBuilder
 
+    cls = type(get_kv_cache_config_builder(vllm_config))
     if cls is not KvplanKVCacheConfigBuilder and (
         cls is not installed.planning.DefaultKVCacheConfigBuilder
     ):
@@ -124,7 +125,8 @@ def _require_default_builder(installed: Installation, vllm_config: Any) -> None:
 
 
 def _require_known_registry(installed: Installation) -> None:
-    registry = importlib.import_module("vllm.v1.kv_cache_spec_registry")
+    from vllm.v1 import kv_cache_spec_registry as registry
+
     reason = installed.guard.registry_reason(registry)
     if reason is not None:
         raise StepAside(reason)

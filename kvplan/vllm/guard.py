@@ -38,11 +38,17 @@ class Guard:
         self._registered = -1
         self._registry_reason: str | None = None
         self._patched_before = _find_foreign(planning, used, interface, watched)
+        self._watch = self._make_watch()
+
+    def _make_watch(self) -> _core.AttributeWatch:
+        return _core.AttributeWatch(vars(self._planning), self._globals, self._classes)
 
     def reason(self) -> str | None:
         """Why kvplan must step aside now, if it must."""
         if self._patched_before is not None:
             return self._patched_before
+        if not self._watch.changed():
+            return None
         current = vars(self._planning)
         for name, value in self._globals.items():
             if current.get(name) is not value:
@@ -56,6 +62,7 @@ class Guard:
                 changed = [n for n, v in now.items() if before.get(n, ...) is not v]
                 return f"{cls.__name__} was changed: {', '.join(changed) or 'attributes removed'}"
             self._classes[cls] = dict(vars(cls))
+        self._watch = self._make_watch()
         return None
 
     def registry_reason(self, registry: ModuleType) -> str | None:

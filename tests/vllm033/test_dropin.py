@@ -5,9 +5,11 @@
 """
 
 import dataclasses
+import gc
 import json
 import multiprocessing
 import os
+import pickle
 from types import SimpleNamespace
 
 import dropin_outcome as dropin
@@ -239,6 +241,84 @@ def test_distinct_objects_of_equal_specs_are_one_spec():
     with installation.stock_mode():
         expected = planning.get_kv_cache_configs(config, specs, memory, groups)
     assert verify.difference(configs, expected) is None
+
+
+def plans_alike(config, specs, memory, groups):
+    """Plan with and without kvplan; how often kvplan answered."""
+    report.reset()
+    length = config.model_config.max_model_len
+    configs = planning.get_kv_cache_configs(config, specs, memory, groups)
+    config.model_config.max_model_len = length
+    with installation.stock_mode():
+        expected = planning.get_kv_cache_configs(config, specs, memory, groups)
+    assert verify.difference(configs, expected) is None
+    assert dropin.shared_objects(groups, configs) == dropin.shared_objects(groups, expected)
+    return report.stats()["native"].get("get_kv_cache_configs", 0)
+
+
+def test_specs_from_other_processes_plan_alike():
+    """Nothing of one worker's specs, not even a number or a name, is an object of another's."""
+    answered = 0
+    for seed in range(60):
+        request = random_request(seed)
+        request["workers"] = [request["workers"][0]] * 3
+        try:
+            config, specs, memory = oracle.inputs(request)
+            own = [{n: dataclasses.replace(s) for n, s in worker.items()} for worker in specs]
+            own = [pickle.loads(pickle.dumps(worker)) for worker in own]
+            with installation.stock_mode():
+                expected = planning.get_global_kv_cache_groups(config, own)
+        except Exception:
+            continue  # vLLM refuses the model
+        groups = planning.get_global_kv_cache_groups(config, own)
+        assert verify.difference(groups, expected) is None
+        try:
+            with installation.stock_mode():
+                planning.get_kv_cache_configs(config, own, memory, groups)
+        except Exception:
+            continue  # it does not fit
+        answered += plans_alike(config, own, memory, groups)
+    assert answered > 20
+
+
+def test_given_groups_only_the_names_of_a_workers_layers_count():
+    """Once the groups are there, vLLM looks at no spec of a worker."""
+    layers = REAL_MODELS[sorted(REAL_MODELS)[0]](tp=4, block_size=16)
+    half = len(layers) // 2
+    request = to_request(
+        {"max_model_len": 4096}, [layers[:half], layers[half:]], [60 << 30, 61 << 30]
+    )
+    config, specs, memory = oracle.inputs(request)
+    groups = planning.get_global_kv_cache_groups(config, specs)
+    names_only = [dict.fromkeys(worker, object()) for worker in specs]
+    assert plans_alike(config, names_only, memory, groups) == 1
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_large_result_is_made_between_two_garbage_collections(enabled):
+    """Making thousands of objects starts no collection, and leaves the switch as it was."""
+    layers = REAL_MODELS[sorted(REAL_MODELS)[0]](tp=4, block_size=16)
+    workers = 512
+    request = to_request({"max_model_len": 4096}, [layers] * workers, [60 << 30] * workers)
+    config, specs, memory = oracle.inputs(request)
+    groups = planning.get_global_kv_cache_groups(config, specs)
+    collections = []
+    threshold, before = gc.get_threshold(), gc.isenabled()
+    gc.collect()
+    try:
+        gc.callbacks.append(lambda phase, info: collections.append(phase))
+        gc.set_threshold(150, 10, 10)
+        (gc.enable if enabled else gc.disable)()
+        configs = planning.get_kv_cache_configs(config, specs, memory, groups)
+        assert gc.isenabled() == enabled
+    finally:
+        gc.callbacks.pop()
+        gc.set_threshold(*threshold)
+        (gc.enable if before else gc.disable)()
+    objects = sum(2 + 2 * len(c.kv_cache_tensors) for c in configs)
+    assert objects > 10 * 150
+    assert collections.count("start") <= (2 if enabled else 0)
+    assert all(gc.is_tracked(c) for c in configs)
 
 
 def test_a_field_that_only_this_vllm_knows_is_read():
