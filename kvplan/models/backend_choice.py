@@ -27,6 +27,7 @@ class BackendNeeds:
         asymmetric: Whether key and value heads differ in size.
         num_heads: Attention heads of one TP rank.
         uses_dcp: Whether ranks share each sequence's tokens.
+        dtype: The model's activation dtype.
     """
 
     head_size: int
@@ -38,6 +39,11 @@ class BackendNeeds:
     asymmetric: bool = False
     num_heads: int = 1
     uses_dcp: bool = False
+    dtype: str = "bfloat16"
+
+
+#: Backends on CUDA that attend in float32, too.
+_WITH_FLOAT32 = frozenset({"TRITON_ATTN", "TRITON_ATTN_DIFFKV", "FLEX_ATTENTION"})
 
 
 def is_quantized(kv_cache_dtype: str) -> bool:
@@ -50,6 +56,8 @@ def can_run(name: str, needs: BackendNeeds, capability: tuple[int, int]) -> bool
     backend = ATTENTION_BACKENDS[name]
     dtypes, major = backend.kv_cache_dtypes, capability[0]
     if dtypes and needs.kv_cache_dtype not in dtypes:
+        return False
+    if needs.dtype == "float32" and name not in _WITH_FLOAT32:
         return False
     if backend.head_sizes and needs.head_size not in backend.head_sizes:
         return False
@@ -84,6 +92,37 @@ def can_run(name: str, needs: BackendNeeds, capability: tuple[int, int]) -> bool
         case "FLASHINFER_MLA_SPARSE_SM120":
             return major == 12
     return True
+
+
+#: Backends whose kernels are written in Triton, which compiles a dtype only where the GPU has it.
+_TRITON = frozenset({"TRITON_ATTN", "TRITON_ATTN_DIFFKV", "TRITON_MLA"})
+
+
+def check_triton_dtype(name: str, kv_cache_dtype: str, capability: tuple[int, int]) -> None:
+    """Refuse a cache dtype that a chosen Triton backend cannot read on a GPU, as vLLM does.
+
+    vLLM looks at this once the backend is chosen, so no other backend is taken instead.
+    Mirrors vllm/v1/attention/backends/triton_attn.py::TritonAttentionImpl and
+    vllm/v1/attention/backends/mla/triton_mla.py::TritonMLAImpl (0.33).
+
+    Raises:
+        ModelError: If vLLM would refuse it.
+    """
+    if name not in _TRITON:
+        return
+    if kv_cache_dtype.startswith("fp8"):
+        needed = (8, 9)
+    elif kv_cache_dtype == "bfloat16":
+        needed = (8, 0)
+    else:
+        return
+    if capability < needed:
+        instead = "bfloat16" if capability >= (8, 0) else "float16"
+        raise ModelError(
+            f"kv_cache_dtype {kv_cache_dtype!r} needs compute capability {needed[0]}.{needed[1]} "
+            f"or later with attention backend {name}, which vLLM takes for this model; the GPU's "
+            f"is {capability[0]}.{capability[1]}: give --kv-cache-dtype {instead}"
+        )
 
 
 def _candidates(needs: BackendNeeds, capability: tuple[int, int]) -> list[str]:
@@ -146,6 +185,12 @@ def choose_backend(
             )
         if needs.uses_dcp and not backend.supports_dcp:
             raise ModelError(f"attention backend {wanted} does not do decode context parallelism")
+        if not can_run(wanted, needs, capability):
+            raise ModelError(
+                f"attention backend {wanted} does not run this model's layers on compute "
+                f"capability {capability[0]}.{capability[1]} with kv_cache_dtype "
+                f"{needs.kv_cache_dtype!r}; leave --attention-backend out for vLLM's choice"
+            )
         return wanted
     for name in _candidates(needs, capability):
         if can_run(name, needs, capability):
@@ -161,6 +206,7 @@ def choose_backend(
             )
     raise ModelError(
         f"no attention backend takes head size {needs.head_size} with kv_cache_dtype "
-        f"{needs.kv_cache_dtype!r} on compute capability {capability[0]}.{capability[1]}"
+        f"{needs.kv_cache_dtype!r} in dtype {needs.dtype} on compute capability "
+        f"{capability[0]}.{capability[1]}"
         f"{' with decode context parallelism' if needs.uses_dcp else ''}"
     )

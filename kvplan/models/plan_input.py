@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kvplan.models.activation_dtype import activation_dtype
 from kvplan.models.backend_choice import is_quantized
 from kvplan.models.checkpoint_cache_dtype import checkpoint_cache_dtype
 from kvplan.models.config_file import read_config
@@ -30,8 +31,6 @@ from kvplan.models.parallel import (
 from kvplan.models.registry import Architecture, find_architecture, language_model
 from kvplan.models.resolve import Resolution
 from kvplan.packing import get_backend, storage_dtype
-
-_DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ def kv_cache_specs(
     root = ConfigView(_overridden(model.values, options.hf_overrides))
     name, architecture = find_architecture(model.architectures)
     text = text_view(root)
-    dtype = _activation_dtype(root, text, options)
+    dtype = activation_dtype(root, text, options)
     layers = _family_layers(name, architecture, root, text, options, dtype)
     num_heads = _num_heads(text, layers)
     if num_heads:
@@ -265,30 +264,6 @@ def _family_layers(
         settings=architecture.settings,
     )
     return with_drafter(context, architecture.family(context))
-
-
-def _activation_dtype(root: ConfigView, text: ConfigView, options: ModelOptions) -> str:
-    """The dtype that vLLM runs the model in: float32 checkpoints run in bfloat16.
-
-    Mirrors vllm/config/model.py::_get_and_verify_dtype (0.33) on GPUs with bfloat16.
-    """
-    wanted = options.dtype
-    if wanted != "auto":
-        dtype = {"half": "float16", "float": "float32"}.get(wanted, wanted)
-        if dtype not in _DTYPES:
-            raise ModelError(f"unknown dtype {wanted!r}; known: auto, {', '.join(_DTYPES)}")
-        return dtype
-    for view in (root, text):
-        for key in ("dtype", "torch_dtype"):
-            value = view.values.get(key)
-            if isinstance(value, str):
-                dtype = value.removeprefix("torch.")
-                if dtype not in _DTYPES:
-                    raise ModelError(
-                        f"{view.where}.{key} is {value!r}; known: {', '.join(_DTYPES)}"
-                    )
-                return "bfloat16" if dtype == "float32" else dtype
-    return "bfloat16"
 
 
 def _num_heads(text: ConfigView, layers: ModelLayers) -> int:

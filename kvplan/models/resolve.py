@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from kvplan import specs
-from kvplan.models.backend_choice import BackendNeeds, can_run, choose_backend
+from kvplan.models.backend_choice import BackendNeeds, can_run, check_triton_dtype, choose_backend
 from kvplan.models.block_sizes import (
     hybrid_block_size,
     preferred_block_size,
@@ -131,7 +131,9 @@ class Resolution:
     def backend_of(self, layer: Layer) -> str:
         """Name of a layer's backend."""
         if layer not in self._chosen:
-            self._chosen[layer] = self._choose(layer)
+            name = self._choose(layer)
+            check_triton_dtype(name, self.layer_cache_dtype(layer), self.capability)
+            self._chosen[layer] = name
         return self._chosen[layer]
 
     def _choose(self, layer: Layer) -> str:
@@ -155,6 +157,7 @@ class Resolution:
                 is_sparse=layer.is_sparse,
                 num_heads=max(1, self.num_heads // self.tp),
                 uses_dcp=self.options.decode_context_parallel_size > 1,
+                dtype=self.dtype,
             )
             sinks = layer.backend_with_sinks
             if sinks is not None and can_run(sinks, needs, self.capability):
@@ -171,6 +174,7 @@ class Resolution:
             asymmetric=layer.head_size_v not in (None, layer.head_size),
             num_heads=max(1, self.num_heads // self.tp),
             uses_dcp=self.options.decode_context_parallel_size > 1,
+            dtype=self.dtype,
         )
         return choose_backend(needs, self.capability, self.options.attention_backend)
 

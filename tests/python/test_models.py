@@ -412,6 +412,78 @@ def test_kv_cache_dtype_chooses_backend_and_packing(kv_cache_dtype, backend, con
 
 
 @pytest.mark.parametrize(
+    ("name", "capability", "options", "message"),
+    [
+        ("gemma-3-12b", (8, 0), {}, "8.9 or later with attention backend TRITON_ATTN.*bfloat16$"),
+        ("gpt-oss-20b", (8, 0), {}, "8.9 or later with attention backend TRITON_ATTN"),
+        ("deepseek-v3", (8, 0), {}, "8.9 or later with attention backend TRITON_MLA"),
+        ("llama-3.1-8b", (7, 5), {}, "the GPU's is 7.5: give --kv-cache-dtype float16"),
+        ("llama-3.1-8b", (8, 6), {"attention_backend": "TRITON_ATTN"}, "the GPU's is 8.6"),
+        ("llama-3.1-8b", (8, 6), {"kv_cache_dtype": "fp8_per_token_head"}, "'fp8_per_token_head'"),
+        ("llama-3.1-8b", (7, 5), {"kv_cache_dtype": "bfloat16"}, "needs compute capability 8.0"),
+    ],
+)
+def test_cache_dtypes_that_triton_cannot_read_are_refused(name, capability, options, message):
+    options = {"kv_cache_dtype": "fp8", **options}
+    with pytest.raises(ModelError, match=message):
+        models.kv_cache_specs(name, ModelOptions(device_capability=capability, **options))
+    with_native_fp8 = ModelOptions(device_capability=(8, 9), **options)
+    assert models.kv_cache_specs(name, with_native_fp8).cache_dtype == options["kv_cache_dtype"]
+
+
+def test_flashinfer_reads_fp8_on_older_gpus():
+    plan_input = planned(LLAMA, kv_cache_dtype="fp8", device_capability=(8, 0))
+    assert plan_input.backends == ["FLASHINFER"]
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"), [("FLASH_ATTN", (7, 5)), ("FLASHINFER", (7, 5)), ("FLASHMLA", (8, 0))]
+)
+def test_a_chosen_backend_runs_on_the_gpu(name, capability):
+    model = "deepseek-v3" if name == "FLASHMLA" else "llama-3.1-8b"
+    options = ModelOptions(attention_backend=name, device_capability=capability)
+    with pytest.raises(ModelError, match=f"attention backend {name} does not run"):
+        models.kv_cache_specs(model, options)
+    models.kv_cache_specs(model, options.replace(device_capability=(9, 0)))
+
+
+@pytest.mark.parametrize(
+    ("declared", "model_type", "capability", "wanted", "expected"),
+    [
+        ("bfloat16", "llama", (9, 0), "auto", "bfloat16"),
+        ("bfloat16", "llama", (7, 5), "auto", "float16"),
+        ("float32", "llama", (7, 5), "auto", "float16"),
+        ("float32", "llama", (8, 0), "auto", "bfloat16"),
+        ("bfloat16", "llama", (7, 5), "half", "float16"),
+        ("float16", "gemma3_text", (9, 0), "auto", "bfloat16"),
+        ("bfloat16", "gemma3_text", (7, 5), "auto", "float32"),
+        ("bfloat16", "llama", (9, 0), "float32", "float32"),
+    ],
+)
+def test_the_dtype_that_a_model_runs_in(declared, model_type, capability, wanted, expected):
+    config = {**LLAMA, "torch_dtype": declared, "model_type": model_type}
+    plan_input = planned(config, device_capability=capability, dtype=wanted)
+    assert plan_input.dtype == expected
+    spec = plan_input.kv_cache_specs[0]["model.layers.3.self_attn.attn"]
+    assert spec.dtype == expected
+    if expected == "float32":
+        assert plan_input.backends == ["TRITON_ATTN"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "message"),
+    [
+        ("gemma2", {"dtype": "float16"}, "does not run model type 'gemma2' in float16"),
+        ("glm4", {"dtype": "half"}, "does not run model type 'glm4' in float16"),
+        ("llama", {"dtype": "bfloat16", "device_capability": (7, 5)}, "capability 8.0 or later"),
+    ],
+)
+def test_dtypes_that_vllm_refuses(model_type, options, message):
+    with pytest.raises(ModelError, match=message):
+        planned({**LLAMA, "model_type": model_type}, **options)
+
+
+@pytest.mark.parametrize(
     ("quantization", "expected"),
     [
         ({"quant_method": "fp8"}, "auto"),
