@@ -7,6 +7,7 @@ from typing import Any
 
 from kvplan.models.class_defaults import class_defaults, transformers_installed
 from kvplan.models.errors import MissingKey, ModelError
+from kvplan.models.value_types import check_value_types
 
 _ABSENT = object()
 
@@ -37,9 +38,13 @@ class ConfigView:
     Args:
         values: The parsed JSON object.
         where: Text that names this level in errors, such as "text_config".
+
+    Raises:
+        ModelError: If a value that planning reads has another type than its key holds.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str = "config") -> None:
+        check_value_types(values, where)
         self.values = values
         self.where = where
 

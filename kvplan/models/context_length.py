@@ -70,7 +70,10 @@ def derived_max_model_len(root: ConfigView, text: ConfigView, model_type: str) -
         for rope_type, parameter in zip(types, parameters, strict=True):
             if rope_type not in _ALREADY_SCALED:
                 factor = parameter.get("factor", factor)
-        length *= 1.0 if factor is None else float(factor)
+        if factor is not None:
+            if not isinstance(factor, (int, float)) or isinstance(factor, bool):
+                raise ModelError(f"the config's rope factor must be a number; got {factor!r}")
+            length *= factor
     if "longrope" in types:
         original = root.values.get("original_max_position_embeddings")
         if isinstance(original, int):

@@ -374,6 +374,35 @@ def test_contradictory_configs_are_refused(changes, message):
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_position_embeddings": "131072"}, "embeddings must be a whole number; got '131072'"),
+        ({"max_position_embeddings": True}, "embeddings must be a whole number; got True"),
+        ({"model_max_length": "8192"}, "model_max_length must be a whole number; got '8192'"),
+        ({"sliding_window": "4096"}, "sliding_window must be a whole number or a list.*'4096'"),
+        ({"sliding_window": 4096.5}, "sliding_window must be a whole number or a list.*4096.5"),
+        ({"use_sliding_window": "false"}, "use_sliding_window must be true or false; got 'false'"),
+        ({"head_dim": "128"}, "head_dim must be a whole number; got '128'"),
+        ({"partial_rotary_factor": "0.5"}, "partial_rotary_factor must be a number; got '0.5'"),
+        ({"torch_dtype": 16}, "torch_dtype must be a string; got 16"),
+        ({"rope_scaling": "dynamic"}, "rope_scaling must be an object; got 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "4"}}, "factor must be a number"),
+        ({"quantization_config": "fp8"}, "quantization_config must be an object; got 'fp8'"),
+        ({"text_config": [1]}, r"text_config must be an object; got \[1\]"),
+        ({"text_config": {"sliding_window": "1"}}, r"text_config.sliding_window must be"),
+    ],
+)
+def test_values_of_another_type_are_refused(changes, message):
+    with pytest.raises(ModelError, match=message):
+        planned({**LLAMA, **changes})
+
+
+def test_null_and_whole_floats_are_taken():
+    changes = {"sliding_window": None, "rope_scaling": None, "max_position_embeddings": 4096.0}
+    assert planned({**LLAMA, **changes}).config["max_model_len"] == 4096
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"tensor_parallel_size": 0}, "tensor_parallel_size must be a whole number of at least 1"),
