@@ -6,8 +6,15 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kvplan.models.config_file import read_config
 from kvplan.models.config_view import ConfigView, text_view
+from kvplan.models.drafter_method import (
+    HIDDEN_STATE_METHODS,
+    MTP_ARCHITECTURES,
+    WITHOUT_CACHE,
+    draft_config,
+    num_mtp_layers,
+    speculative_method,
+)
 from kvplan.models.errors import ModelError
 from kvplan.models.families.context import FamilyContext
 from kvplan.models.families.deepseek_v4 import window_layer
@@ -17,17 +24,7 @@ from kvplan.models.families.mla import backend_with_sinks, indexer_layer, latent
 from kvplan.models.families.windows import layer_kinds, model_window
 from kvplan.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers
 
-#: Methods that draft without a KV cache of their own.
-_WITHOUT_CACHE = frozenset({"ngram", "[ngram]", "ngram_gpu", "suffix"})
 _EAGLE = frozenset({"eagle", "eagle3"})
-
-#: Methods whose drafter reads the target's hidden states.
-HIDDEN_STATE_METHODS = frozenset({"eagle", "eagle3", "mtp", "dspark", "dflash"})
-
-#: Of those, methods whose cached keys do not depend on the token that follows.
-WITHOUT_BLOCK_DROP = frozenset({"dspark", "dflash"})
-
-_KNOWN = ("mtp", "eagle", "eagle3", "dspark", "dflash", "draft_model", "ngram", "suffix")
 
 #: Architectures of EAGLE heads whose layers were recorded, or that run the same code.
 EAGLE_ARCHITECTURES = (
@@ -45,54 +42,8 @@ EAGLE_ARCHITECTURES = (
 )
 DFLASH_ARCHITECTURES = ("DFlashDraftModel",)
 
-#: Architectures whose MTP layers were recorded from vLLM; those of others are not guessed.
-MTP_ARCHITECTURES = (
-    "BailingMoeV2_5ForCausalLM",
-    "DeepseekV32ForCausalLM",
-    "DeepseekV3ForCausalLM",
-    "DeepseekV4ForCausalLM",
-    "DeepseekV4ForConditionalGeneration",
-    "Ernie4_5_MoeForCausalLM",
-    "ExaoneMoEForCausalLM",
-    "ExaoneMoeForCausalLM",
-    "Glm4MoeForCausalLM",
-    "Glm4MoeLiteForCausalLM",
-    "GlmMoeDsaForCausalLM",
-    "GlmOcrForConditionalGeneration",
-    "HYV3ForCausalLM",
-    "HYV4ForCausalLM",
-    "InternS2PreviewForConditionalGeneration",
-    "KimiK3ForConditionalGeneration",
-    "LongcatFlashForCausalLM",
-    "MiMoForCausalLM",
-    "MiMoV2FlashForCausalLM",
-    "MiMoV2ForCausalLM",
-    "NemotronHForCausalLM",
-    "NemotronHPuzzleForCausalLM",
-    "PanguUltraMoEForCausalLM",
-    "Qwen3NextForCausalLM",
-    "Qwen3_5ForCausalLM",
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration",
-)
-
 #: Families whose MTP layers are numbered from zero under "mtp.".
 _MTP_NAMESPACE = ("qwen3_next", "qwen3_5", "nemotron_h", "exaone")
-
-
-def speculative_method(speculative: Mapping[str, Any]) -> str:
-    """The method of a speculative config.
-
-    Raises:
-        ModelError: If it is missing or not one that kvplan plans.
-    """
-    method = speculative.get("method")
-    if isinstance(method, str) and method.endswith("_mtp"):
-        return "mtp"  # older names of the same, one for each model family
-    if method in _KNOWN or method in _WITHOUT_CACHE:
-        return str(method)
-    raise ModelError(f"speculative_config.method is {method!r}; kvplan plans {', '.join(_KNOWN)}")
 
 
 def with_drafter(context: FamilyContext, model: ModelLayers) -> ModelLayers:
@@ -105,12 +56,14 @@ def with_drafter(context: FamilyContext, model: ModelLayers) -> ModelLayers:
     if speculative is None:
         return model
     method = speculative_method(speculative)
-    if method in _WITHOUT_CACHE:
+    if method in WITHOUT_CACHE:
         return model
     if context.options.num_speculative_tokens < 1:
         raise ModelError(
             f"speculative_config with method {method!r} needs num_speculative_tokens of at least 1"
         )
+    if method in ("mtp", "dspark") and speculative.get("method") is None:
+        _check_own_drafter(context, method, speculative)
     if method == "mtp":
         drafted = tuple(_mtp_layers(context, model))
     elif method == "dspark":
@@ -128,6 +81,16 @@ def with_drafter(context: FamilyContext, model: ModelLayers) -> ModelLayers:
     )
 
 
+def _check_own_drafter(context: FamilyContext, method: str, speculative: Mapping[str, Any]) -> None:
+    """Layers of these methods are read from the target's config, so that must be the drafter's."""
+    if draft_config(speculative).values != context.root.values:
+        raise ModelError(
+            f"vLLM takes speculative method {method!r} for model {speculative.get('model')!r}, "
+            "whose config is not the target's; such a drafter is not planned. Where the target "
+            f"drafts for itself, give method {method!r}"
+        )
+
+
 def _prefill_lookahead(context: FamilyContext, method: str) -> int:
     """Prompt tokens past the computed range that the drafter reads.
 
@@ -138,15 +101,6 @@ def _prefill_lookahead(context: FamilyContext, method: str) -> int:
     modules = context.text.optional_size("num_nextn_predict_layers", 1, minimum=0)
     drafted = context.options.num_speculative_tokens
     return drafted if method == "mtp" and min(modules, drafted) > 1 else 1
-
-
-def num_mtp_layers(text: ConfigView) -> int:
-    """MTP layers that a config declares, 0 for none."""
-    for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
-        value = text.optional_size(key, minimum=0)
-        if value is not None:
-            return value
-    return 0
 
 
 def _is(context: FamilyContext, *families: str) -> bool:
@@ -235,29 +189,11 @@ def _dspark_layers(context: FamilyContext, model: ModelLayers) -> Iterator[Layer
         yield make(f"model.layers.{model.num_hidden_layers + k}.attn.swa_cache")
 
 
-def _draft_config(speculative: Mapping[str, Any]) -> ConfigView:
-    """The drafter's own config: given in place, or by name or path.
-
-    Raises:
-        ModelError: If there is none.
-    """
-    config = speculative.get("config")
-    if isinstance(config, dict):
-        return ConfigView(config, "draft config")
-    model = speculative.get("model")
-    if not isinstance(model, str):
-        raise ModelError(
-            f"speculative method {speculative.get('method')!r} needs speculative_config.model: "
-            "the drafter's config.json, a directory that holds one, a Hub id or a built-in name"
-        )
-    return ConfigView(read_config(model)[0], "draft config")
-
-
 def _eagle_layers(
     context: FamilyContext, model: ModelLayers, speculative: Mapping[str, Any]
 ) -> Iterator[Layer]:
     """EAGLE heads are decoder layers numbered behind the target's."""
-    root = _draft_config(speculative)
+    root = draft_config(speculative)
     _check_draft_architecture(root, speculative, EAGLE_ARCHITECTURES)
     text = text_view(root)
     if text.own("kv_lora_rank") is not None:
@@ -301,7 +237,7 @@ def _dflash_layers(model: ModelLayers, speculative: Mapping[str, Any]) -> Iterat
 
     Mirrors vllm/model_executor/models/qwen3_dflash.py::_dflash_layer_attention (0.33).
     """
-    root = _draft_config(speculative)
+    root = draft_config(speculative)
     _check_draft_architecture(root, speculative, DFLASH_ARCHITECTURES)
     text = text_view(root)
     own = text.own("dflash_config") or {}
@@ -330,7 +266,7 @@ def _draft_model_layers(context: FamilyContext, speculative: Mapping[str, Any]) 
     """A whole model of its own, on the last pipeline stage."""
     from kvplan.models.registry import find_architecture
 
-    root = _draft_config(speculative)
+    root = draft_config(speculative)
     names = root.values.get("architectures")
     if not isinstance(names, list) or not names:
         raise ModelError("the draft config names no architectures")

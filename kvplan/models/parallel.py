@@ -77,6 +77,41 @@ def check_attention_heads(num_heads: int, tensor_parallel_size: int) -> None:
         )
 
 
+#: vLLM pads vocabularies to a multiple of this before ranks divide them.
+_VOCAB_PADDING = 64
+
+
+def check_vocabulary(vocab_size: int, tensor_parallel_size: int) -> None:
+    """Refuse a TP size that does not divide the padded vocabulary, as vLLM does.
+
+    Mirrors vllm/model_executor/layers/vocab_parallel_embedding.py::VocabParallelEmbedding (0.33).
+
+    Raises:
+        ModelError: If it does not divide it.
+    """
+    padded = -(-vocab_size // _VOCAB_PADDING) * _VOCAB_PADDING
+    if padded % tensor_parallel_size:
+        raise ModelError(
+            f"the model's vocabulary, padded to {padded:,} entries, must be divisible by "
+            f"tensor_parallel_size {tensor_parallel_size}"
+        )
+
+
+def check_query_groups(name: str, num_heads: int, num_kv_heads: int) -> None:
+    """Refuse KV heads that do not divide a rank's attention heads, as vLLM does.
+
+    Mirrors vllm/model_executor/layers/attention/attention.py::Attention.__init__ (0.33).
+
+    Raises:
+        ModelError: If they do not.
+    """
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"{name}: num_attention_heads must be divisible by the KV heads (num_key_value_heads); "
+            f"a rank has {num_heads} and {num_kv_heads}"
+        )
+
+
 def check_grouped_context_parallel(
     num_heads: int, num_kv_heads: int, tensor_parallel_size: int, decode_context_parallel_size: int
 ) -> None:

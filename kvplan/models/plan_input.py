@@ -12,12 +12,12 @@ from kvplan.models.checkpoint_cache_dtype import checkpoint_cache_dtype
 from kvplan.models.config_file import read_config
 from kvplan.models.config_view import ConfigView, text_view
 from kvplan.models.context_length import derived_max_model_len, resolve_max_model_len
-from kvplan.models.drafters import (
+from kvplan.models.drafter_method import (
     HIDDEN_STATE_METHODS,
     WITHOUT_BLOCK_DROP,
     speculative_method,
-    with_drafter,
 )
+from kvplan.models.drafters import with_drafter
 from kvplan.models.errors import ModelError
 from kvplan.models.families.context import FamilyContext
 from kvplan.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers
@@ -26,6 +26,7 @@ from kvplan.models.options import ModelOptions
 from kvplan.models.parallel import (
     check_attention_heads,
     check_grouped_context_parallel,
+    check_vocabulary,
     pipeline_stages,
 )
 from kvplan.models.registry import Architecture, find_architecture, language_model
@@ -166,6 +167,9 @@ def kv_cache_specs(
     )
     _check_context_parallel(text, layers, resolution)
     _check_only_backend(name, architecture, resolution)
+    vocab_size = text.optional_size("padded_vocab_size") or text.optional_size("vocab_size")
+    if vocab_size is not None:
+        check_vocabulary(vocab_size, options.tensor_parallel_size)
     stages = pipeline_stages(
         layers.num_hidden_layers,
         options.pipeline_parallel_size,

@@ -25,7 +25,7 @@ from kvplan.models.layers import (
     StateLayer,
 )
 from kvplan.models.options import ModelOptions
-from kvplan.models.parallel import local_kv_heads
+from kvplan.models.parallel import check_query_groups, local_kv_heads
 from kvplan.packing import (
     ATTENTION_BACKENDS,
     DS_MLA_RECORD_BYTES,
@@ -338,6 +338,8 @@ class Resolution:
         assert isinstance(layer, AttentionLayer)
         cache_dtype = self.layer_cache_dtype(layer)
         heads = layer.local_kv_heads or local_kv_heads(layer.num_kv_heads, self.tp)
+        if not layer.is_draft and layer.num_kv_heads == self.model.page_kv_heads:
+            check_query_groups(layer.name, self.num_heads // self.tp, heads)
         common: dict[str, Any] = {
             "num_kv_heads": heads,
             "head_size": layer.head_size,

@@ -15,7 +15,7 @@ from built_in_kinds import KINDS
 
 from kvplan import models
 from kvplan.models import ModelConfig, ModelError, ModelOptions, UnknownArchitecture, not_planned
-from kvplan.models.drafters import MTP_ARCHITECTURES
+from kvplan.models.drafter_method import MTP_ARCHITECTURES, speculative_method
 
 REGISTERED = sorted((Path(__file__).parents[1] / "data" / "registered").rglob("*.json"))
 
@@ -133,6 +133,22 @@ def test_tp_that_does_not_divide_the_heads_is_refused():
     config = {**LLAMA, "num_attention_heads": 24, "num_key_value_heads": 6, "head_dim": 64}
     with pytest.raises(ModelError, match="6 KV heads cannot be spread over"):
         planned(config, tensor_parallel_size=4)
+
+
+def test_tp_that_does_not_divide_the_padded_vocabulary_is_refused():
+    with pytest.raises(ModelError, match=r"padded to 100,352 entries, .*size 5"):
+        models.kv_cache_specs("phi-4", ModelOptions(tensor_parallel_size=5))
+    five = {**LLAMA, "num_attention_heads": 40, "num_key_value_heads": 10, "head_dim": 128}
+    with pytest.raises(ModelError, match="padded to 128,256"):
+        planned({**five, "vocab_size": 128_200}, tensor_parallel_size=5)
+    # 127,990 becomes 128,000, which five ranks divide.
+    planned({**five, "vocab_size": 127_990}, tensor_parallel_size=5)
+    planned({**LLAMA, "vocab_size": 32_001}, tensor_parallel_size=8)
+
+
+def test_kv_heads_that_do_not_divide_the_heads_are_refused():
+    with pytest.raises(ModelError, match="a rank has 32 and 7"):
+        planned({**LLAMA, "num_key_value_heads": 7})
 
 
 def test_what_vllm_does_not_replicate():
@@ -333,6 +349,64 @@ def test_what_speculative_methods_mean_for_the_planner():
     assert config["speculative_method"] == "mtp"
     with pytest.raises(ModelError, match="method is 'medusa'"):
         planned(LLAMA, speculative_config={"method": "medusa", "num_speculative_tokens": 1})
+
+
+@pytest.mark.parametrize(
+    ("directory", "changes", "expected"),
+    [
+        ("EAGLE-LLaMA3-Instruct-8B", {}, "eagle"),
+        ("Qwen3-8B_eagle3", {}, "eagle3"),
+        ("Qwen3-8B-DFlash-b16", {}, "dflash"),
+        ("dspark_qwen3_8b_block7", {}, "dspark"),
+        ("small", {}, "draft_model"),
+        ("small", {"architectures": ["Qwen3DSparkModel"]}, "dspark"),
+        ("small", {"architectures": ["MuseGlimmerAssistantModel"]}, "dflash"),
+        ("small", {"architectures": ["DeepseekV3ForCausalLM"]}, "mtp"),
+        ("small", {"model_type": "mimo_mtp"}, "mtp"),
+    ],
+)
+@pytest.mark.parametrize("named", [{}, {"method": None}, {"method": "draft_model"}])
+def test_methods_are_inferred_from_the_drafter(
+    directory, changes, expected, named, tmp_path_factory
+):
+    path = tmp_path_factory.mktemp("d") / directory
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({**LLAMA, **changes}))
+    for model in (path, path / "config.json"):
+        speculative = {**named, "model": str(model), "num_speculative_tokens": 2}
+        assert speculative_method(speculative) == expected
+
+
+def test_inferred_methods_are_planned():
+    speculative = {"model": "llama-3.2-1b", "num_speculative_tokens": 2}
+    inferred = models.kv_cache_specs("llama-3.1-8b", ModelOptions(speculative_config=speculative))
+    speculative = {**speculative, "method": "draft_model"}
+    named = models.kv_cache_specs("llama-3.1-8b", ModelOptions(speculative_config=speculative))
+    assert inferred.kv_cache_specs == named.kv_cache_specs
+    assert inferred.config["speculative_method"] == "draft_model"
+    assert speculative_method({"model": "ngram", "num_speculative_tokens": 2}) == "ngram"
+    speculative = {"model": "deepseek-v3", "num_speculative_tokens": 1}
+    own = models.kv_cache_specs("deepseek-v3", ModelOptions(speculative_config=speculative))
+    assert own.config["speculative_method"] == "mtp"
+    with pytest.raises(ModelError, match="whose config is not the target's"):
+        planned(LLAMA, speculative_config=speculative)
+
+
+@pytest.mark.parametrize(
+    ("speculative", "message"),
+    [
+        ({"num_speculative_tokens": 2}, "no method, and no model whose name and config"),
+        ({"config": LLAMA, "num_speculative_tokens": 2}, "give method .mtp, eagle.* or model"),
+        ({"model": "proposers.Mine", "num_speculative_tokens": 2}, "a class of a Python module"),
+        (
+            {"method": "medusa", "num_speculative_tokens": 2},
+            "speculative_config.method is 'medusa'",
+        ),
+    ],
+)
+def test_methods_that_cannot_be_inferred(speculative, message):
+    with pytest.raises(ModelError, match=message):
+        planned(LLAMA, speculative_config=speculative)
 
 
 def test_no_architectures():
