@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import kvplan
+from kvplan.cli.encoder_words import encoder_lines
 from kvplan.cli.group_rows import GroupRow, group_rows, held_bytes, is_sliced
 from kvplan.cli.plan_json import plan_numbers
 from kvplan.cli.question import PlannerInput
@@ -50,6 +51,7 @@ def explain_lines(
         lines.append(f"One token more would take {format_size(plan.next_token_bytes)} more.")
     if actual is not None:
         lines.append(_pool(actual))
+        lines += [f"{text}." for text in encoder_lines(given, actual)]
     lines += ["", *_length_table(by_length)]
     return lines
 
@@ -107,7 +109,10 @@ def _why(plan: kvplan.Plan, row: GroupRow) -> str:
         case "MambaSpec":
             return "A state has the same size at any length."
         case "CrossAttentionSpec":
-            return "It keeps the encoder's tokens, whatever the length."
+            return (
+                f"vLLM's formula charges the {plan.config.max_num_encoder_input_tokens:,} encoder "
+                "tokens of a whole step; a running server holds those of the request's own input."
+            )
         case "CircularBufferSpec":
             return "A ring of one block, whatever the length."
     return "It holds the same at any length."

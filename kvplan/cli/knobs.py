@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import kvplan
+from kvplan.cli.encoder_words import has_cross_attention
 from kvplan.cli.question import PlannerInput, Question
 from kvplan.cli.sizes import format_enough, format_size
 
@@ -83,7 +84,9 @@ def _candidates(
         changed = question.with_config(grouping="compact")
         yield "--grouping compact", changed, ""
     batch = given.max_num_batched_tokens
-    if plan is not None and batch > SMALL_BATCH:
+    # With cross attention the gain would be in vLLM's formula alone: it charges a request a whole
+    # step of encoder tokens, but a running server gives it blocks for those it has.
+    if plan is not None and batch > SMALL_BATCH and not has_cross_attention(plan):
         yield (
             f"--max-num-batched-tokens {SMALL_BATCH}",
             question.with_batch(SMALL_BATCH),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import kvplan
+from kvplan.cli.encoder_words import encoder_lines
 from kvplan.cli.group_rows import GroupRow, group_rows, held_bytes, is_sliced
 from kvplan.cli.knobs import Knob
 from kvplan.cli.question import PlannerInput
@@ -128,6 +129,7 @@ def plan_lines(given: PlannerInput, plan: kvplan.Plan) -> list[tuple[str, str]]:
             f"the {plan.config.max_in_flight_tokens:,} tokens in flight counted once per engine, "
             "not once per request",
         ),
+        *(("Encoder", text) for text in encoder_lines(given, plan)),
         (
             "One request",
             bill_words(plan),

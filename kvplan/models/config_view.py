@@ -206,14 +206,14 @@ class ConfigView:
 
 
 #: Keys under which multimodal configs keep their language model, in order of preference.
-_TEXT_CONFIG_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
+TEXT_CONFIG_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
 def text_view(root: ConfigView) -> ConfigView:
     """The language model's part of a config: a nested text config, or the config itself."""
     view = root
     for _ in range(3):
-        for key in _TEXT_CONFIG_KEYS:
+        for key in TEXT_CONFIG_KEYS:
             value = view.values.get(key)
             if isinstance(value, dict):
                 view = ConfigView(value, key)

@@ -39,9 +39,10 @@ class MissingKey(ModelError):
 
     def __init__(self, key: str, model_type: str, *, transformers_installed: bool) -> None:
         self.key = key
-        why = (
-            f"transformers has no default for model type {model_type!r} either"
-            if transformers_installed
-            else "with transformers installed, its config class's default would be used"
-        )
+        if not model_type:
+            why = "it names no model_type either, whose default could be used"
+        elif transformers_installed:
+            why = f"transformers has no default for model type {model_type!r} either"
+        else:
+            why = "with transformers installed, its config class's default would be used"
         super().__init__(f"the config has no {key!r}, which the KV cache depends on; {why}")

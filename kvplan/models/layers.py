@@ -130,6 +130,7 @@ class ModelLayers:
         is_hybrid: Whether attention and recurrent layers share the block pool.
         is_attention_free: Whether there is no attention at all.
         is_encoder_decoder: Whether a decoder attends to an encoder.
+        encoder_tokens: Tokens that the encoder makes of one request at most, or None.
         uses_mla: Whether attention pages hold latents.
         page_kv_heads: KV heads over all TP ranks that hybrid block sizes are computed with.
         page_head_size: Head size that hybrid block sizes are computed with.
@@ -145,6 +146,7 @@ class ModelLayers:
     is_hybrid: bool = False
     is_attention_free: bool = False
     is_encoder_decoder: bool = False
+    encoder_tokens: int | None = None
     uses_mla: bool = False
     page_kv_heads: int = 1
     page_head_size: int = 0

@@ -10,7 +10,7 @@ from kvplan.models.activation_dtype import activation_dtype
 from kvplan.models.backend_choice import is_quantized
 from kvplan.models.checkpoint_cache_dtype import checkpoint_cache_dtype
 from kvplan.models.config_file import read_config
-from kvplan.models.config_view import ConfigView, text_view
+from kvplan.models.config_view import TEXT_CONFIG_KEYS, ConfigView, text_view
 from kvplan.models.context_length import derived_max_model_len, resolve_max_model_len
 from kvplan.models.drafter_method import (
     HIDDEN_STATE_METHODS,
@@ -91,6 +91,7 @@ class ModelPlanInput:
         dtype: The model's activation dtype.
         longest: The model's own longest request in tokens, and what it was read from.
         length_decides_specs: Whether another ``max_model_len`` can give other specs.
+        encoder_tokens: Tokens that an encoder makes of one request at most; None without one.
     """
 
     model: ModelConfig
@@ -103,6 +104,7 @@ class ModelPlanInput:
     dtype: str
     longest: tuple[int, str]
     length_decides_specs: bool
+    encoder_tokens: int | None = None
 
     def at_length(self, options: ModelOptions) -> ModelPlanInput:
         """The same model under options that differ from its own in ``max_model_len`` only.
@@ -198,6 +200,7 @@ def kv_cache_specs(
         longest=(derived, source),
         # A state's block size is the length where states are not cached.
         length_decides_specs=bool(resolution.state_layers),
+        encoder_tokens=layers.encoder_tokens,
     )
 
 
@@ -239,6 +242,12 @@ def _check_only_backend(name: str, architecture: Architecture, resolution: Resol
 def _overridden(values: dict[str, Any], overrides: Any) -> dict[str, Any]:
     merged = dict(values)
     for key, value in overrides.items():
+        if key in TEXT_CONFIG_KEYS and not isinstance(merged.get(key), dict):
+            raise ModelError(
+                f"hf_overrides.{key} changes a nested config that the model's config does not "
+                "have; name the keys without it, such as "
+                '{"max_position_embeddings": 131072}'
+            )
         if isinstance(value, dict) and isinstance(merged.get(key), dict):
             merged[key] = {**merged[key], **value}
         else:

@@ -421,6 +421,20 @@ def test_missing_keys_are_named():
     assert caught.value.key == "num_hidden_layers"
 
 
+def test_overrides_of_a_nested_config_that_is_not_there():
+    overrides = {"text_config": {"num_hidden_layers": 4}}
+    with pytest.raises(ModelError, match=r"^hf_overrides.text_config changes a nested config that"):
+        planned(LLAMA, hf_overrides=overrides)
+    wrapped = {**LLAMA, "text_config": {**LLAMA, "num_hidden_layers": 8}}
+    assert len(planned(wrapped, hf_overrides=overrides).kv_cache_specs[0]) == 4
+    assert len(planned(LLAMA, hf_overrides={"num_hidden_layers": 4}).kv_cache_specs[0]) == 4
+
+
+def test_a_config_without_a_model_type_has_no_defaults():
+    with pytest.raises(ModelError, match=r"'num_attention_heads'.*it names no model_type either"):
+        planned(without(LLAMA, "model_type", "num_attention_heads"))
+
+
 def test_missing_keys_take_the_class_default():
     pytest.importorskip("transformers")
     config = without(LLAMA, "num_hidden_layers")

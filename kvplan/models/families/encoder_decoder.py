@@ -29,6 +29,7 @@ def whisper(context: FamilyContext) -> ModelLayers:
         layers=tuple(layers()),
         num_hidden_layers=num_layers,
         is_encoder_decoder=True,
+        encoder_tokens=text.optional_size("max_source_positions"),
         page_kv_heads=heads,
         page_head_size=head_size,
         model_type=text.model_type,

@@ -1,0 +1,62 @@
+"""Cross attention on the command line: vLLM's formula beside what a running server holds."""
+
+import math
+import re
+
+import pytest
+from cli_runner import run
+
+import kvplan
+from kvplan import models
+
+MEMORY = 20 << 30
+ENCODER_TOKENS = 1500
+BLOCK = 16
+
+
+def words(*args):
+    result = run(*args)
+    assert result.exit_code == 0, result.stderr
+    return " ".join(result.stdout.split())
+
+
+def running_requests(batch):
+    """Requests whose own encoder tokens and text the pool holds, without the null block."""
+    options = models.ModelOptions(max_num_batched_tokens=batch)
+    found = models.kv_cache_specs("whisper-large-v3", options)
+    plan = kvplan.plan(found.planning_config(), found.kv_cache_specs, [MEMORY])
+    blocks = math.ceil(ENCODER_TOKENS / BLOCK) + math.ceil(plan.max_model_len / BLOCK)
+    assert math.ceil(ENCODER_TOKENS / BLOCK) == 94
+    return (plan.num_blocks - 1) / blocks
+
+
+@pytest.mark.parametrize("command", ["plan", "explain"])
+@pytest.mark.parametrize("batch", [16384, 8192, 2048])
+def test_a_running_server_holds_the_encoder_tokens_of_each_request(command, batch):
+    text = words(
+        command, "whisper-large-v3", "--memory", "20GiB", "--max-num-batched-tokens", batch
+    )
+    assert f"charges each request {batch:,} encoder tokens" in text
+    found = re.search(r"1,500 at most for this model, with which ([\d.]+) requests of 448", text)
+    assert found is not None
+    assert found[1] == f"{running_requests(batch):.2f}"
+
+
+def test_a_smaller_batch_is_no_advice_for_cross_attention():
+    text = words("plan", "whisper-large-v3", "--memory", "20GiB")
+    assert "Would help --kv-cache-dtype fp8" in text
+    assert "--max-num-batched-tokens" not in text
+    assert "--max-num-batched-tokens 2048" in words("plan", "gemma-3-27b", "--memory", "40GiB")
+
+
+def test_other_models_have_no_encoder():
+    assert "encoder" not in words("plan", "llama-3.1-8b", "--memory", "40GiB").lower()
+
+
+def test_fp8_is_no_advice_where_vllm_refuses_it():
+    arguments = ("plan", "gemma-3-12b", "--memory", "20GiB", "--device-capability")
+    assert "--kv-cache-dtype fp8" not in words(*arguments, "8.0")
+    assert "--kv-cache-dtype fp8" in words(*arguments, "8.9")
+    refused = run(*arguments, "8.0", "--kv-cache-dtype", "fp8")
+    assert refused.exit_code == 2
+    assert "needs compute capability 8.9" in refused.stderr
