@@ -6,6 +6,7 @@ from typing import Any
 
 import kvplan
 from kvplan.cli.encoder_words import encoder_lines
+from kvplan.cli.fixed_part import fixed_from_tokens, spec_fixed_from
 from kvplan.cli.group_rows import GroupRow, group_rows, held_bytes, is_sliced
 from kvplan.cli.plan_json import plan_numbers
 from kvplan.cli.question import PlannerInput
@@ -93,13 +94,14 @@ def _why(plan: kvplan.Plan, row: GroupRow) -> str:
     flight = f"the {plan.config.max_in_flight_tokens:,} tokens in flight"
     spec: Any = next(iter(iter_layer_specs(plan.kv_cache_groups[row.first].kv_cache_spec)))
     name = type(spec).__name__
-    bounded = plan.max_model_len
+    start = spec_fixed_from(spec, plan.config)
+    if start is None or start > plan.max_model_len:
+        until = "" if start is None else f"; it holds more up to {start:,} tokens"
+        what = "chunk" if name == "ChunkedLocalAttentionSpec" else "window"
+        return f"The request is shorter than its {what} and {flight}, so all of it is kept{until}."
     match name:
         case "SlidingWindowSpec" | "SlidingWindowMLASpec":
             kept = spec.sliding_window - 1 + spec.extra_retained_tokens
-            reach = kept + plan.config.max_in_flight_tokens
-            if reach >= bounded:
-                return f"The request is shorter than its window and {flight}, so all of it is kept."
             return (
                 f"It keeps {kept:,} tokens of the window and {flight}, plus one block for where "
                 "they begin; longer requests hold no more."
@@ -121,17 +123,26 @@ def _why(plan: kvplan.Plan, row: GroupRow) -> str:
 def _total(plan: kvplan.Plan) -> str:
     parts = []
     if plan.fixed_bytes_per_request:
-        parts.append(f"{format_size(plan.fixed_bytes_per_request)} whatever the length")
+        parts.append(f"{format_size(plan.fixed_bytes_per_request)}{_fixed(plan)}")
     if plan.bytes_per_token:
         parts.append(f"{format_size(plan.bytes_per_token)} for each token")
     padding = sum(group.padding_bytes * group.pages_per_request for group in plan.groups)
-    text = f"Together: {' and '.join(parts)}."
+    text = f"Together: {' and '.join(parts).removesuffix(',')}."
     if padding:
         text += (
             f" {format_size(padding)} of it is padding ({padding / held_bytes(plan):.1%} of the "
             "request)."
         )
     return text
+
+
+def _fixed(plan: kvplan.Plan) -> str:
+    """From where on the part that stops growing has stopped."""
+    start = fixed_from_tokens(plan)
+    if start is None or start > plan.max_model_len:
+        until = "" if start is None else f" up to {start:,} tokens"
+        return f", growing with the length{until},"
+    return " whatever the length" if start == 1 else f" at most, from {start:,} tokens on,"
 
 
 def _pool(actual: kvplan.Plan) -> str:

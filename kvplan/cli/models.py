@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from kvplan.cli.failures import FITS
+from kvplan.cli.fixed_part import fixed_from_tokens
 from kvplan.cli.sizes import format_size
 from kvplan.cli.tables import Column, FittingTable
 from kvplan.cli.token_counts import format_token_count
@@ -57,6 +58,7 @@ def _row(name: str) -> dict[str, Any]:
         "max_model_len": given.config.max_model_len,
         "bytes_per_token": plan.bytes_per_token if plan else None,
         "fixed_bytes_per_request": plan.fixed_bytes_per_request if plan else None,
+        "fixed_from_tokens": fixed_from_tokens(plan) if plan and plan.groups else None,
     }
 
 
@@ -83,6 +85,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     console = make_console()
     table.print(console)
     console.print(
-        "Bytes of one request on one GPU, with vLLM's defaults. A config.json of any known "
+        "Bytes of one request on one GPU, with vLLM's defaults; fixed: what windows and states of "
+        "a request of the full context hold. A config.json of any known "
         "architecture can be planned, too: 'kvplan models --architectures'."
     )

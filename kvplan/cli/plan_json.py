@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import kvplan
+from kvplan.cli.fixed_part import fixed_from_tokens
 from kvplan.cli.knobs import Knob
 from kvplan.cli.placement_file import placement_dict
 from kvplan.cli.question import PlannerInput
@@ -64,6 +65,8 @@ _WORKER_FIELDS = (
 def plan_numbers(plan: kvplan.Plan) -> dict[str, Any]:
     """The plan's scalar answers."""
     numbers = {name: getattr(plan, name) for name in _NUMBERS} if plan.groups else {}
+    if plan.groups:
+        numbers["fixed_from_tokens"] = fixed_from_tokens(plan)
     if not plan.groups:
         numbers = {name: getattr(plan, name) for name in ("max_model_len", "num_blocks")}
     return {

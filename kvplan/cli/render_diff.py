@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import kvplan
+from kvplan.cli.fixed_part import fixed_from_tokens
 from kvplan.cli.question import PlannerInput
 from kvplan.cli.sizes import format_size
 from kvplan.cli.tables import Column, FittingTable
@@ -35,6 +36,11 @@ def _slices(plan: kvplan.Plan) -> str:
     return ", ".join(map(str, slices)) if max(slices) > 1 else "-"
 
 
+def _fixed_from(plan: kvplan.Plan) -> str:
+    start = fixed_from_tokens(plan)
+    return "-" if start == 1 else "?" if start is None else f"{start:,} tokens"
+
+
 ROWS = (
     Row("groups", lambda given, plan: len(plan.groups), _number),
     Row("layers", lambda given, plan: sum(g.num_layers for g in plan.groups), _number),
@@ -50,6 +56,7 @@ ROWS = (
     Row("requests (steady)", lambda given, plan: plan.steady_concurrency, _number),
     Row("one request", lambda given, plan: plan.request_bytes, format_size),
     Row("fixed", lambda given, plan: plan.fixed_bytes_per_request, format_size),
+    Row("fixed from", lambda given, plan: _fixed_from(plan), str, usual="-"),
     Row("per token", lambda given, plan: plan.bytes_per_token, format_size),
     Row("in flight", lambda given, plan: plan.config.max_in_flight_tokens, _number),
     Row("layout", lambda given, plan: plan.config.kv_cache_layout, str),

@@ -30,13 +30,56 @@ def test_words():
     assert "It keeps 1,023 tokens of the window and the 16,384 tokens in flight" in text
     assert "Group 6 with 10 layers (5-59 by 6) of full attention: 8,192 blocks" in text
     assert "One more block every 16 tokens." in text
-    assert "7.98 GiB whatever the length and 80 KiB for each token" in text
+    assert "7.98 GiB at most, from 17,393 tokens on, and 80 KiB for each token" in text
     assert "1.67 such requests at once" in text
 
 
 def test_short_request_keeps_everything():
     result = run("explain", "gemma-3-27b", "--max-model-len", "8K")
     assert "shorter than its window" in " ".join(result.stdout.split())
+
+    assert "it holds more up to 17,393 tokens" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_fixed_is_so_from_the_length_said(name):
+    """Bills of the lengths around it, taken apart into fixed and growing bytes."""
+
+    def bill(length):
+        result = run("explain", name, "--max-model-len", str(length), "--json")
+        assert result.exit_code == FITS, result.stderr
+        return json.loads(result.stdout)
+
+    longest = json.loads(run("explain", name, "--json").stdout)["max_model_len"]
+    start = bill(longest)["fixed_from_tokens"]
+    if start > 1:
+        below, above = bill(start - 1), bill(start)
+        assert below["fixed_bytes_per_request"] < above["fixed_bytes_per_request"]
+        assert bill(start + 4096)["fixed_bytes_per_request"] == above["fixed_bytes_per_request"]
+    else:
+        fixed = {bill(length)["fixed_bytes_per_request"] for length in (1, 500, longest)}
+        assert len(fixed) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("gemma-2-9b",), "growing with the length up to 20,465 tokens"),
+        (
+            ("gemma-3-12b", "--max-model-len", "500"),
+            "165 MiB, growing with the length up to 17,393",
+        ),
+        (("llama-4-scout", "--max-model-len", "20000"), "shorter than its chunk"),
+    ],
+)
+def test_a_short_request_is_not_said_to_cost_the_same_at_any_length(args, words):
+    text = " ".join(run("explain", *args).stdout.split())
+    assert words in text
+    assert "whatever the length" not in text
+    assert "hold no more" not in text
+    plan = run("plan", *args, "--memory", "100GiB").stdout
+    assert "growing up to" in plan
+    assert " fixed" not in plan
 
 
 def test_states_do_not_grow():

@@ -58,7 +58,7 @@ def test_table_and_figures():
     assert f"{plan.steady_capacity_tokens:,} tokens" in result.stdout
     assert "sliding window of 1,024" in result.stdout
     assert "full attention (5-59 by 6)" in result.stdout
-    assert "3.99 GiB fixed + 40 KiB per token" in result.stdout
+    assert "3.99 GiB fixed from 17,393 tokens on + 40 KiB per token" in result.stdout
     assert "Limited by" in result.stdout
     assert "--kv-cache-dtype fp8" in result.stdout
 
