@@ -11,12 +11,13 @@ import click
 
 from kvplan.cli.failures import BadInput
 from kvplan.cli.gpus import GPUS, find_gpu
+from kvplan.cli.heeded import refuse_unheeded
 from kvplan.cli.param_types import (
     COUNTS,
     JSON_OBJECT,
     LENGTH,
     POSITIVE,
-    SIZE,
+    SIZE_OR_ZERO,
     SIZES,
     TOKENS,
     ModelName,
@@ -26,6 +27,7 @@ from kvplan.cli.param_types import (
 )
 from kvplan.cli.preset import print_preset_if_asked, use_preset
 from kvplan.cli.question import ModelQuestion, Question, RequestQuestion
+from kvplan.cli.shadowed import warn_if_shadowed
 
 if TYPE_CHECKING:
     from kvplan.cli.memory_estimate import MemoryEstimate
@@ -198,7 +200,7 @@ ESTIMATE_OPTIONS = (
     ),
     click.option(
         "--overhead",
-        type=SIZE,
+        type=SIZE_OR_ZERO,
         help="What else each GPU holds: activations, CUDA graphs.  [default: 3GiB]",
     ),
 )
@@ -264,7 +266,9 @@ def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Quest
         )
     from kvplan import models
 
+    refuse_unheeded(values, values["grouping"] or "vllm")
     model = models.load(values["model"])
+    warn_if_shadowed(values["model"])
     if not values["memory"] and needs_memory and values["gpu"] is None:
         raise BadInput(
             "give the memory for the KV cache of each GPU, e.g. --memory 60GiB: what is left of "
@@ -353,6 +357,7 @@ def _request_question(values: dict[str, Any]) -> RequestQuestion:
     request = requests.load(path)
     changes = _given(values, _CONFIG_FIELDS)
     recorded = request.planning_config()
+    refuse_unheeded(values, values["grouping"] or recorded.grouping)
     if values["layout"]:
         changes["kv_cache_layout"] = {"NHD": "LBNHC", "HND": "LBHNC"}.get(
             values["layout"], values["layout"]

@@ -23,8 +23,8 @@ Examples:
 
 \b
 A side is what one would give to 'kvplan plan': a model with options, in quotes; a recorded
-request; or, for B, only the options that differ from A. Options after B are for both;
---json is one of them, and prints both sides as JSON.
+request; or, for B, only the options that differ from A. Options after B are for both, where a
+side has not its own; --json is one of them, and prints both sides as JSON.
 
 Exit codes: 0 both fit, 1 one does not fit, 2 the input is wrong.
 """
@@ -40,7 +40,7 @@ def command(sides: tuple[str, ...]) -> int:
     """Compare two plans: two models, two sets of options, or two recorded requests."""
     as_json = "--json" in sides
     a, b, common = _split([text for text in sides if text != "--json"])
-    pair = (_answer(a + common), _answer(b + common))
+    pair = (_answer(common + a), _answer(common + b))
     if as_json:
         click.echo(json.dumps([_side_dict(*side) for side in pair], indent=2))
     else:
@@ -74,6 +74,11 @@ def _split(texts: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """The arguments of A, those of B, and those of both."""
     if len(texts) < 2:
         raise BadInput("give two sides to compare, e.g. kvplan diff A B --memory 60GiB")
+    if len(texts) > 2 and not texts[2].startswith("-"):
+        raise BadInput(
+            f"give two sides to compare, each in quotes, then options for both: {texts[2]!r} after "
+            f"{texts[1]!r} is neither; e.g. kvplan diff A B --memory 60GiB"
+        )
     try:
         a, b = shlex.split(texts[0]), shlex.split(texts[1])
     except ValueError as error:
@@ -102,7 +107,7 @@ def _with_request(side: list[str]) -> list[str]:
 def _answer(args: list[str]) -> tuple[PlannerInput, kvplan.Plan | kvplan.NotEnoughMemory]:
     from kvplan.cli.plan import command as plan_command
 
-    with plan_command.make_context("plan", list(args)) as ctx:
+    with plan_command.make_context("kvplan plan", list(args)) as ctx:
         question = read_question(ctx.params)
         given = question.planner_input()
         try:

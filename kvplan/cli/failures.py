@@ -23,6 +23,10 @@ class BadInput(click.ClickException):
     exit_code = BAD_INPUT
 
 
+class ReaderGone(Exception):
+    """Writing failed since nobody reads; click would leave with 1 for a BrokenPipeError."""
+
+
 class DoesNotFit(click.ClickException, ValueError):
     """It is clear before planning that nothing fits; a ValueError like the planner's refusals."""
 
@@ -38,7 +42,7 @@ def report_failure(error: Exception) -> int:
         import traceback
 
         traceback.print_exception(error)
-    if isinstance(error, BrokenPipeError):
+    if isinstance(error, (BrokenPipeError, ReaderGone)):
         # The reader went away, e.g. `| head`. Keep the interpreter's final flush quiet, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE

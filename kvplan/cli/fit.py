@@ -10,6 +10,7 @@ import click
 from kvplan.cli import fit_search
 from kvplan.cli.deployment_options import deployment_options, read_question
 from kvplan.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_stderr
+from kvplan.cli.heeded import option_given
 from kvplan.cli.knobs import PLENTY
 from kvplan.cli.question import ModelQuestion, Question
 from kvplan.cli.sizes import format_enough
@@ -35,8 +36,8 @@ TARGETS = ("context", "memory", "gpus", "batch")
     type=click.Choice(TARGETS),
     default="context",
     show_default=True,
-    help="context: the longest; memory: the least of each GPU; gpus: the smallest --tp; batch: "
-    "the largest --max-num-batched-tokens.",
+    help="context: the longest; memory: the least of each GPU; gpus: the smallest --tp "
+    "of 1, 2, 4 and so on to 128; batch: the largest --max-num-batched-tokens.",
 )
 @click.option(
     "--concurrency",
@@ -53,19 +54,25 @@ def command(find: str, concurrency: int, as_json: bool, **values: Any) -> int:
     """
     if values["max_model_len"] == "auto":
         raise BadInput("--max-model-len auto is what --find context finds; give a number or none")
+    _refuse_what_is_found(find)
+    if find == "gpus":
+        # The least that can be divided among the ranks of --dcp.
+        values["tensor_parallel_size"] = values["decode_context_parallel_size"]
     question = read_question(values, needs_memory=find != "memory")
     if find == "memory":
         question = question.with_memory((PLENTY,))
     if find == "gpus" and not isinstance(question, ModelQuestion):
         raise BadInput("--find gpus splits a model's caches; those of a recorded request are fixed")
-    given = question.with_memory((PLENTY,)).planner_input()
+    allowed = fit_search.possible_gpus(question) if find == "gpus" else {}
+    first = next(iter(allowed.values()), question)
+    given = first.with_memory((PLENTY,)).planner_input()
     length = given.config.max_model_len
     answer = {
         "find": find,
         "model": given.label,
         "concurrency": concurrency,
         "max_model_len": length,
-        **_answer(question, find, concurrency),
+        **_answer(question, find, concurrency, allowed),
     }
     found = answer["found"] is not None
     if as_json:
@@ -73,22 +80,48 @@ def command(find: str, concurrency: int, as_json: bool, **values: Any) -> int:
     elif found:
         click.echo(_words(answer))
     if not found:
-        say_on_stderr(f"kvplan: {_nothing(answer)}")
+        more = "give more --memory" if values["gpu"] is None else "take a larger --gpu"
+        say_on_stderr(f"kvplan: {_nothing(answer, more)}")
     return FITS if found else DOES_NOT_FIT
 
 
-def _answer(question: Question, find: str, concurrency: int) -> dict[str, Any]:
+#: The option that each target finds, by its parameter's name.
+_FOUND = {"memory": ("memory", "gpu"), "gpus": ("tensor_parallel_size",)}
+_FOUND["batch"] = ("max_num_batched_tokens",)
+
+
+def _refuse_what_is_found(find: str) -> None:
+    """What is to be found cannot be given as well."""
+    for name in _FOUND.get(find, ()):
+        option = option_given(name)
+        if option is not None:
+            raise BadInput(f"--find {find} finds {option}; give one of the two, not both")
+
+
+def _answer(
+    question: Question, find: str, concurrency: int, allowed: dict[int, Question]
+) -> dict[str, Any]:
     match find:
         case "context":
             return {"found": fit_search.longest_context(question, concurrency)}
         case "gpus":
-            return {"found": fit_search.fewest_gpus(question, concurrency)}
+            found = fit_search.fewest_gpus(allowed, concurrency)
+            stages = _stages(question)
+            total = None if found is None else found * stages
+            return {"found": found, "total_gpus": total, "tried": list(allowed)}
         case "batch":
-            return {"found": fit_search.largest_batch(question, concurrency)}
+            batch = fit_search.largest_batch(question, concurrency)
+            return {"found": batch, "any_fits": batch == fit_search.MAX_BATCH}
     memory = fit_search.least_memory(question, concurrency)
-    stages = question.planner_input().config.pipeline_parallel_size
+    stages = _stages(question)
     each = None if memory is None else memory[:: max(len(memory) // stages, 1)]
     return {"found": None if memory is None else max(memory), "memory_by_stage": each}
+
+
+def _stages(question: Question) -> int:
+    if isinstance(question, ModelQuestion):
+        return question.options.pipeline_parallel_size
+    return question.planner_input().config.pipeline_parallel_size
 
 
 def _words(answer: dict[str, Any]) -> str:
@@ -101,9 +134,16 @@ def _words(answer: dict[str, Any]) -> str:
             at_once = f" for {times:,} requests at once" if times > 1 else ""
             return f"--max-model-len {found}: the longest context that fits{at_once}{whole}"
         case "gpus":
-            return f"--tp {found}: the fewest GPUs that hold {wanted}"
+            total = answer["total_gpus"]
+            in_all = f" ({total} GPUs in all, with --pp {total // found})" if total > found else ""
+            return f"--tp {found}: the fewest GPUs that hold {wanted}{in_all}"
         case "batch":
             fits = "fit" if times > 1 else "fits"
+            if answer["any_fits"]:
+                return (
+                    f"--max-num-batched-tokens: any fits; with {found:,}, the most that is tried, "
+                    f"{wanted} {fits}"
+                )
             return f"--max-num-batched-tokens {found}: the largest step with which {wanted} {fits}"
     stages = answer["memory_by_stage"]
     sizes = ",".join(format_enough(size) for size in stages)
@@ -113,22 +153,26 @@ def _words(answer: dict[str, Any]) -> str:
     return f"--memory {sizes}: the least memory of each GPU that holds {wanted} ({exact})"
 
 
-def _nothing(answer: dict[str, Any]) -> str:
+def _nothing(answer: dict[str, Any], more: str) -> str:
     length, times = answer["max_model_len"], answer["concurrency"]
-    wanted = f"{times:,} x {length:,} tokens"
+    wanted = (
+        f"{times:,} requests of {length:,} tokens"
+        if times > 1
+        else (f"a request of {length:,} tokens")
+    )
     match answer["find"]:
         case "context":
             many = f" {times:,} times" if times > 1 else ""
-            return f"{answer['model']}: not even one token fits{many}; give more --memory"
+            return f"{answer['model']}: not even one token fits{many}; {more}"
         case "gpus":
             return (
-                f"{answer['model']}: no --tp of {', '.join(map(str, fit_search.GPU_COUNTS))} that "
-                f"the model's heads allow holds {wanted}; give more --memory or a shorter "
-                "--max-model-len"
+                f"{answer['model']}: no --tp of {', '.join(map(str, answer['tried']))} (the "
+                f"powers of two that the model's heads and --dcp allow) holds {wanted}; {more} or "
+                "a shorter --max-model-len"
             )
         case "batch":
             return (
-                f"{answer['model']}: {wanted} do not fit even with one token in each step; give "
-                "more --memory or a shorter --max-model-len"
+                f"{answer['model']}: {wanted} {'do' if times > 1 else 'does'} not fit even with "
+                f"one token in each step; {more} or a shorter --max-model-len"
             )
     return f"{answer['model']}: cannot be planned at {length:,} tokens with any memory"

@@ -53,16 +53,29 @@ def least_memory(question: Question, concurrency: int) -> list[int] | None:
     return [(blocks * concurrency + 1) * worker.bytes_per_block for worker in plan.workers]
 
 
-def fewest_gpus(question: Question, concurrency: int) -> int | None:
-    """The least tensor parallel size that holds so many requests of the full length."""
+def possible_gpus(question: Question) -> dict[int, Question]:
+    """The question at each tensor parallel size that the model's heads and ``--dcp`` allow.
+
+    Raises:
+        ValueError: None is allowed; the reason is that of the last one tried.
+    """
+    allowed: dict[int, Question] = {}
     for size in GPU_COUNTS:
         try:
             changed = question.with_options(tensor_parallel_size=size)
-        except ValueError:
-            continue  # e.g. not divisible by --dcp
-        if changed is not None and holds(changed, concurrency):
-            return size
-    return None
+            if changed is not None:
+                changed.with_memory((PLENTY,)).planner_input()
+                allowed[size] = changed
+        except (ValueError, NotImplementedError) as error:
+            reason = error
+    if not allowed:
+        raise reason
+    return allowed
+
+
+def fewest_gpus(allowed: dict[int, Question], concurrency: int) -> int | None:
+    """The least tensor parallel size that holds so many requests of the full length."""
+    return next((size for size, changed in allowed.items() if holds(changed, concurrency)), None)
 
 
 def largest_batch(question: Question, concurrency: int) -> int | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from typing import Any
 
 import click
 
 from kvplan.cli.commands import COMMANDS
-from kvplan.cli.failures import BAD_INPUT, report_failure
+from kvplan.cli.failures import BAD_INPUT, ReaderGone, report_failure
 from kvplan.cli.suggestions import did_you_mean
 
 
@@ -45,11 +46,41 @@ class LazyGroup(click.Group):
             )
         return super().resolve_command(ctx, args)
 
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run; a reader that went away is an error, whoever met it."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # A name that the terminal's encoding lacks is escaped, and the answer printed.
+                stream.reconfigure(errors="backslashreplace")
+        try:
+            result = super().main(*args, **kwargs)
+            sys.stdout.flush()
+        except SystemExit as error:
+            # rich leaves with 1 where writing fails.
+            if isinstance(error.__context__, BrokenPipeError):
+                raise error.__context__ from None
+            raise
+        return result
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """The group's context, or its help."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
+
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run, print one paragraph where something is wrong, and leave with the exit code."""
         kwargs["standalone_mode"] = False
         try:
-            result = super().main(*args, **kwargs)
+            result = self._run(*args, **kwargs)
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message(), err=True)
             sys.exit(BAD_INPUT)

@@ -79,7 +79,7 @@ class ModelName(click.ParamType):
 
 def parse_weights(text: str) -> int | str:
     """``auto`` or a size in bytes. Raises ValueError."""
-    return "auto" if text.strip().lower() == "auto" else parse_size(text)
+    return "auto" if text.strip().lower() == "auto" else parse_size(text, least=0)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -110,6 +110,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 SIZE = Parsed("size", parse_size)
+SIZE_OR_ZERO = Parsed("size", lambda text: parse_size(text, least=0))
 SIZES = Parsed("size[,size...]", _sizes)
 TOKENS = Parsed("tokens", parse_token_count)
 LENGTH = Parsed("tokens|auto", _length)

@@ -16,15 +16,15 @@ _SIZE = re.compile(r"\s*([0-9._+-]+(?:e[+-]?[0-9]+)?|[+-]?(?:nan|inf(?:inity)?))
 _EXAMPLES = "write e.g. 60GiB, 80GB or 64e9 (bytes)"
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, least: int = 1) -> int:
     """Bytes of a size; a part of a byte is dropped.
 
     ``GiB`` is 2**30 bytes and ``GB`` 10**9 in either case; ``G`` is 2**30 and ``g`` 10**9, as in
     vLLM's ``--kv-cache-memory-bytes``.
 
     Raises:
-        ValueError: It is not a size of at least one byte and below 2**63, or a number below 2**20
-            without a unit.
+        ValueError: It is not a size of at least ``least`` bytes (0 or 1) and below 2**63, or a
+            positive number below 2**20 without a unit.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -41,11 +41,13 @@ def parse_size(text: str) -> int:
         raise ValueError(f"{text!r} is not a size: {number!r} is no number; {_EXAMPLES}") from None
     if not value.is_finite():
         raise ValueError(f"{text!r} is not a size; {_EXAMPLES}")
-    if value < 1:
+    if least == 0 and value < 0:
+        raise ValueError(f"{text!r} is less than 0 bytes; {_EXAMPLES}")
+    if value < 1 and not (least == 0 and value == 0):
         raise ValueError(f"{text!r} is less than one byte; {_EXAMPLES}")
     if value > MAX_BYTES:
         raise ValueError(f"{text!r} is more than 2**63 - 1 bytes; {_EXAMPLES}")
-    if not unit and value < _LEAST_WITHOUT_UNIT:
+    if not unit and 0 < value < _LEAST_WITHOUT_UNIT:
         raise ValueError(
             f"{text!r} without a unit is so many bytes; write e.g. {number}GiB, or {number}B if "
             "bytes are meant"

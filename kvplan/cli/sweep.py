@@ -15,6 +15,7 @@ from kvplan.cli.failures import FITS, INTERRUPTED, BadInput
 from kvplan.cli.param_types import Name, Parsed
 from kvplan.cli.pictures import HELP, check_picture, write_picture
 from kvplan.cli.preset import print_preset_if_asked
+from kvplan.cli.shadowed import warn_if_shadowed
 from kvplan.cli.suggestions import did_you_mean
 
 EPILOG = """\b
@@ -135,7 +136,13 @@ def _grid(values: dict[str, Any]) -> Any:
         raise BadInput("give sizes for the KV cache of each GPU, e.g. --memory 20GiB:80GiB:10GiB")
     _check_names("--grouping", values["grouping"], GROUPINGS)
     _check_names("--kv-cache-dtype", values["kv_cache_dtype"], KV_CACHE_DTYPES)
+    if values["max_groups"] and "compact" not in values["grouping"]:
+        raise BadInput(
+            f"--max-groups changes nothing with --grouping {','.join(values['grouping'])}; add "
+            "compact, or leave it out"
+        )
     for model in values["models"]:
+        warn_if_shadowed(model)
         _ = models.load(model).architecture
     shared = {}
     if values["attention_backend"]:

@@ -1,0 +1,158 @@
+"""Options that cannot be heeded are refused, and streams that cannot take the answer."""
+
+import json
+import subprocess
+
+import pytest
+from cli_runner import execute, execute_line, run, surroundings
+
+from kvplan.cli.failures import BAD_INPUT, BROKEN_PIPE, DOES_NOT_FIT, FITS
+
+LLAMA = ("llama-3.1-8b", "--memory", "30GiB")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("fit", *LLAMA, "--find", "gpus", "--tp", "2"), ["--find gpus", "--tp"]),
+        (("fit", *LLAMA, "--find", "memory"), ["--find memory", "--memory"]),
+        (("fit", "llama-3.1-8b", "--gpu", "H100", "--find", "memory"), ["--find memory", "--gpu"]),
+        (
+            ("fit", *LLAMA, "--find", "batch", "--max-num-batched-tokens", "1K"),
+            ["--find batch", "--max-num-batched-tokens"],
+        ),
+        (("plan", *LLAMA, "--max-groups", "4"), ["--max-groups", "--grouping compact"]),
+        (("plan", *LLAMA, "--min-large-blocks", "4"), ["--min-large-blocks", "--grouping sliced"]),
+        (("plan", *LLAMA, "--reference-model-len", "4"), ["--reference-model-len", "--grouping"]),
+        (("plan", *LLAMA, "--overhead", "1GiB"), ["--overhead", "--gpu"]),
+        (("sweep", *LLAMA, "--max-groups", "4"), ["--max-groups", "--grouping vllm"]),
+    ],
+)
+def test_an_option_that_is_not_heeded_is_refused(args, words):
+    result = run(*args)
+    assert result.exit_code == BAD_INPUT, result.stdout
+    assert result.stdout == ""
+    for word in words:
+        assert word in result.stderr
+
+
+def test_an_unheeded_option_of_a_recorded_request(tmp_path):
+    path = tmp_path / "request.json"
+    run("plan", *LLAMA, "--grouping", "compact", "--write-request", path)
+    assert run("plan", "--request", path, "--max-groups", "4").exit_code == FITS
+    refused = run("plan", "--request", path, "--grouping", "vllm", "--max-groups", "4")
+    assert refused.exit_code == BAD_INPUT
+
+
+def test_no_weights_and_no_overhead():
+    def memory(*args):
+        result = run("plan", "llama-3.1-8b", "--gpu", "80GiB", *args, "--json")
+        assert result.exit_code == FITS, result.stderr
+        return json.loads(result.stdout)["workers"][0]["available_bytes"]
+
+    assert memory("--weights", "0", "--overhead", "0") == (80 << 30) * 9 // 10
+    assert memory("--weights", "0B", "--overhead", "1GiB") == (80 << 30) * 9 // 10 - (1 << 30)
+    negative = run("plan", "llama-3.1-8b", "--gpu", "80GiB", "--weights", "-1GiB")
+    assert negative.exit_code == BAD_INPUT
+
+
+def test_a_side_of_a_comparison_keeps_its_own_options():
+    sides = ("llama-3.1-8b --tp 2", "llama-3.1-8b")
+    result = run("diff", *sides, "--tp", "8", "--memory", "20GiB")
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith(" TP"))
+    assert line.split()[1:3] == ["2", "8"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("llama-3.1-8b --tp 2", "--memory", "20GiB"), ["two sides", "'20GiB'"]),
+        (("llama-3.1-8b --foo", "--tp 2", "--memory", "2GiB"), ["--foo", "'kvplan plan --help'"]),
+    ],
+)
+def test_errors_of_a_comparison(args, words):
+    result = run("diff", *args)
+    assert result.exit_code == BAD_INPUT
+    for word in words:
+        assert word in result.stderr
+
+
+def test_a_directory_hidden_by_a_built_in_model(tmp_path):
+    (tmp_path / "llama-3.1-8b").mkdir()
+    for command in ("plan", "sweep"):
+        hidden = execute(command, *LLAMA, cwd=tmp_path)
+        assert hidden.returncode == FITS
+        assert "./llama-3.1-8b" in hidden.stderr
+    assert execute("plan", *LLAMA).stderr == ""
+
+
+@pytest.mark.parametrize("args", [("--json",), (), ("--help",)])
+def test_a_reader_that_went_away_is_no_answer(args):
+    command = execute_line("plan", *LLAMA, *args)
+    # The reader is gone before anything is written.
+    script = f"(sleep 0.3; exec {command}) | true; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=False, **surroundings()
+    )
+    assert result.returncode == BROKEN_PIPE
+    assert result.stderr == ""
+
+
+def test_a_name_that_the_encoding_lacks_is_escaped(tmp_path):
+    folder = tmp_path / "mod\xe8le"
+    folder.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 4,
+        "max_position_embeddings": 4096,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    result = execute(
+        *("plan", folder, "--memory", "1GiB"), env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    )
+    assert result.returncode == FITS, result.stderr
+    assert "mod\\xe8le" in result.stdout
+
+
+def test_any_batch_fits_a_model_without_windows():
+    result = run("fit", *LLAMA, "--find", "batch")
+    assert "any fits" in result.stdout
+    answer = json.loads(run("fit", *LLAMA, "--find", "batch", "--json").stdout)
+    assert answer["any_fits"] is True
+    limited = run("fit", "gemma-3-27b", "--memory", "15GiB", "--find", "batch", "--json")
+    assert json.loads(limited.stdout)["any_fits"] is False
+
+
+def test_gpus_that_dcp_and_the_heads_allow():
+    def tried(*args):
+        result = run("fit", *LLAMA, "--find", "gpus", *args, "--json")
+        answer = json.loads(result.stdout)
+        # All of these, and no other power of two, can be planned.
+        for size in (1, 2, 4, 8, 16, 32, 64, 128):
+            plan = run("plan", "llama-3.1-8b", "--memory", "1TiB", "--tp", str(size), *args)
+            assert (plan.exit_code == FITS) == (size in answer["tried"])
+        return answer
+
+    assert tried()["tried"][0] == 1
+    dcp = tried("--dcp", "2")
+    assert dcp["tried"][0] > 1
+    assert dcp["found"] in dcp["tried"]
+
+
+def test_gpus_of_all_stages():
+    result = run("fit", "llama-3.1-70b", "--memory", "30GiB", "--find", "gpus", "--pp", "2")
+    assert "--tp 1: " in result.stdout
+    assert "2 GPUs in all" in result.stdout
+
+
+def test_what_would_be_enough_is_said_in_the_terms_given():
+    args = ("fit", "llama-3.1-8b", "--gpu", "24GiB", "--weights", "16GB", "--concurrency", "9999")
+    result = run(*args, "--find", "gpus")
+    assert result.exit_code == DOES_NOT_FIT
+    assert "a larger --gpu" in result.stderr
+    assert "--memory" not in result.stderr
+    assert "9,999 requests of 131,072 tokens" in result.stderr
+    assert "64" not in result.stderr.partition("(")[0]
