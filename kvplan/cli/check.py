@@ -39,10 +39,9 @@ def command(plan_file: Path, as_json: bool) -> int:
         click.echo(json.dumps([violation._asdict() for violation in violations], indent=2))
     elif not violations:
         blocks = placement.configs[0].num_blocks
-        click.echo(
-            f"{plan_file}: correct: {len(placement.configs)} workers, {blocks:,} blocks, layout "
-            f"{placement.layout}"
-        )
+        count = len(placement.configs)
+        workers = f"{count} worker" + ("s" if count != 1 else "")
+        click.echo(f"{plan_file}: correct: {workers}, {blocks:,} blocks, layout {placement.layout}")
     for violation in violations:
         say_on_stderr(f"kvplan: worker {violation.worker}: {violation.rule}: {violation.message}")
     return BROKEN if violations else FITS

@@ -10,7 +10,7 @@ import click
 
 import kvplan
 from kvplan.cli.deployment_options import deployment_options, read_question
-from kvplan.cli.failures import DOES_NOT_FIT, FITS, say_on_stderr
+from kvplan.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_stderr
 from kvplan.cli.knobs import find_knobs, knobs_of_failure
 from kvplan.cli.question import PlannerInput, Question
 
@@ -63,12 +63,14 @@ def command(as_json: bool, write_request: Path | None, **values: Any) -> int:
 def _write_request(given: PlannerInput, path: Path) -> None:
     from kvplan import request
 
-    request.write(
-        request.from_objects(
-            given.config, given.kv_cache_specs, given.available_memory, given.label
-        ),
-        path,
+    recorded = request.from_objects(
+        given.config, given.kv_cache_specs, given.available_memory, given.label
     )
+    try:
+        request.write(recorded, path)
+    except OSError as error:
+        # The file that cannot be written is a partial one; name the one asked for.
+        raise BadInput(f"--write-request {path}: {error.strerror or error}") from None
     click.echo(f"wrote {path}", err=True)
 
 

@@ -181,4 +181,4 @@ def _summary(done: int, total: int, seconds: float, output: Path | None) -> None
     if done < total:
         click.echo(f"kvplan: interrupted: {done:,} of {total:,} rows are in {where}", err=True)
     else:
-        click.echo(f"{done:,} rows in {where}, {rate}", err=True)
+        click.echo(f"{done:,} row{'s' if done != 1 else ''} in {where}, {rate}", err=True)

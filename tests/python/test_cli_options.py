@@ -156,3 +156,25 @@ def test_what_would_be_enough_is_said_in_the_terms_given():
     assert "--memory" not in result.stderr
     assert "9,999 requests of 131,072 tokens" in result.stderr
     assert "64" not in result.stderr.partition("(")[0]
+
+
+def test_a_pipe_gets_no_trailing_blanks():
+    for args in (("plan", *LLAMA), ("models",), ("explain", "gemma-3-27b")):
+        lines = execute(*args).stdout.splitlines()
+        assert len(lines) > 5
+        assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_one_is_singular(tmp_path):
+    summary = run("sweep", *LLAMA, "-o", tmp_path / "rows.csv").stderr
+    assert "1 row in " in summary
+    (tmp_path / "plan.json").write_text(run("plan", *LLAMA, "--json").stdout)
+    assert "1 worker, " in run("check", tmp_path / "plan.json").stdout
+
+
+def test_a_request_that_cannot_be_written_is_named_as_asked_for(tmp_path):
+    path = tmp_path / "nowhere" / "request.json"
+    result = run("plan", *LLAMA, "--write-request", path)
+    assert result.exit_code == BAD_INPUT
+    assert f"--write-request {path}: No such file" in result.stderr
+    assert ".partial" not in result.stderr
