@@ -1191,11 +1191,14 @@ class SlicedBlockPool:
         self,
         num_new: collections.abc.Sequence[int],
         found: collections.abc.Sequence[typing.Any] | None = None,
+        *,
+        frugal: bool = False,
     ) -> list:
         """
         Holds the blocks found in the prefix cache and takes new ones, all or nothing.
 
         num_new: new blocks of each group. found: block ids of each group.
+        frugal: takes no large block beyond num_large_blocks_needed().
         Returns the new ids of each group, as int32 arrays of shape (num_new[g],).
         """
     def block_hash(self, block_id: int, group_id: int) -> typing.Any:
@@ -1311,6 +1314,15 @@ class SlicedBlockPool:
     def num_free_blocks(self, group_id: int) -> int:
         """
         Blocks that the group could get if no other group took any.
+        """
+    def num_large_blocks_needed(
+        self,
+        num_new: collections.abc.Sequence[int],
+        found: collections.abc.Sequence[typing.Any] | None = None,
+    ) -> int:
+        """
+        Large blocks that allocate() would take off num_free_large_blocks, also if it would
+        fail. Exact.
         """
     def num_used_blocks(self, group_id: int) -> int: ...
     def owner(self, large_id: int) -> int | None:

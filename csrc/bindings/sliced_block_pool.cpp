@@ -56,15 +56,20 @@ bool can_allocate(const SlicedBlockPool& pool, const std::vector<int64_t>& num_n
   return pool.can_allocate(Demands(pool, num_new, found).list);
 }
 
+int64_t num_large_blocks_needed(const SlicedBlockPool& pool, const std::vector<int64_t>& num_new,
+                                const std::optional<std::vector<py::object>>& found) {
+  return pool.num_large_blocks_needed(Demands(pool, num_new, found).list);
+}
+
 py::list allocate(SlicedBlockPool& pool, const std::vector<int64_t>& num_new,
-                  const std::optional<std::vector<py::object>>& found) {
+                  const std::optional<std::vector<py::object>>& found, bool frugal) {
   const Demands demands(pool, num_new, found);
   // What is refused is refused before memory is reserved for it.
   if (!pool.can_allocate(demands.list)) pool.allocate(demands.list, {});
   size_t total = 0;
   for (const SliceDemand& demand : demands.list) total += static_cast<size_t>(demand.num_new);
   std::vector<BlockId> ids(total);
-  pool.allocate(demands.list, ids);
+  pool.allocate(demands.list, ids, frugal);
   py::list result;
   std::span<const BlockId> rest = ids;
   for (const SliceDemand& demand : demands.list) {
@@ -227,9 +232,15 @@ the fuller the pool gets; the larger, the longer the prefix cache remembers.)")
            "The group that a large block belongs to; None in the reserve and for large block 0.")
       .def("can_allocate", &can_allocate, py::arg("num_new"), py::arg("found") = py::none(),
            "Whether allocate() would succeed; exact, in O(groups + blocks found).")
-      .def("allocate", &allocate, py::arg("num_new"), py::arg("found") = py::none(),
+      .def("num_large_blocks_needed", &num_large_blocks_needed, py::arg("num_new"),
+           py::arg("found") = py::none(),
+           "Large blocks that allocate() would take off num_free_large_blocks, also if it would\n"
+           "fail. Exact.")
+      .def("allocate", &allocate, py::arg("num_new"), py::arg("found") = py::none(), py::kw_only(),
+           py::arg("frugal") = false,
            "Holds the blocks found in the prefix cache and takes new ones, all or nothing.\n\n"
            "num_new: new blocks of each group. found: block ids of each group.\n"
+           "frugal: takes no large block beyond num_large_blocks_needed().\n"
            "Returns the new ids of each group, as int32 arrays of shape (num_new[g],).")
       .def("can_make_room", &can_make_room, py::arg("num_new"), py::arg("found") = py::none(),
            py::kw_only(), py::arg("max_moves") = py::none(), py::arg("pinned") = py::none(),

@@ -119,7 +119,12 @@ bool SlicedBlockPool::can_allocate(std::span<const SliceDemand> demands) const {
   return state_->count_admission(demands, "can_allocate") >= 0;
 }
 
-void SlicedBlockPool::allocate(std::span<const SliceDemand> demands, std::span<BlockId> out) {
+int64_t SlicedBlockPool::num_large_blocks_needed(std::span<const SliceDemand> demands) const {
+  return state_->num_free_large - state_->count_admission(demands, "num_large_blocks_needed");
+}
+
+void SlicedBlockPool::allocate(std::span<const SliceDemand> demands, std::span<BlockId> out,
+                               bool frugal) {
   SlicedBlockPoolState& s = *state_;
   const OperationCheck check(s);
   const bool fits = s.count_admission(demands, "allocate") >= 0;
@@ -154,8 +159,10 @@ void SlicedBlockPool::allocate(std::span<const SliceDemand> demands, std::span<B
   for (uint32_t g = 0; g < s.groups.size(); ++g) num_needed += needed(g);
   for (const SliceDemand& demand : demands) {
     const auto g = static_cast<uint32_t>(demand.group_id);
-    num_needed -= needed(g);
-    s.take(g, out.first(static_cast<size_t>(demand.num_new)), num_needed);
+    const int64_t own = needed(g);
+    num_needed -= own;
+    s.take(g, out.first(static_cast<size_t>(demand.num_new)),
+           frugal ? s.num_free_large - own : num_needed);
     out = out.subspan(static_cast<size_t>(demand.num_new));
     s.admission_new_[g] -= demand.num_new;
     num_needed += needed(g);

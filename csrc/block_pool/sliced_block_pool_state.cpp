@@ -167,6 +167,9 @@ void SlicedBlockPoolState::put_cached(uint32_t l, uint32_t slice) {
   ++block.num_cached;
 }
 
+// No pool has as many blocks.
+static constexpr int64_t kMost = int64_t{1} << 61;
+
 int64_t SlicedBlockPoolState::large_blocks_needed(const SlicedGroup& group, int64_t num_new,
                                                   int64_t num_partly_free) const {
   const int64_t missing = num_new - num_partly_free;
@@ -185,7 +188,6 @@ int64_t SlicedBlockPoolState::count_demands(std::span<const SliceDemand> demands
       throw InvalidArgument("cannot get " + std::to_string(demand.num_new) + " blocks");
     }
     check_touch(g, demand.found, operation);
-    constexpr int64_t kMost = int64_t{1} << 61;  // no pool has as many
     admission_new_[g] = std::min(admission_new_[g], kMost) + std::min(demand.num_new, kMost);
   }
   int64_t left = num_free_large;
@@ -221,7 +223,7 @@ int64_t SlicedBlockPoolState::count_admission(std::span<const SliceDemand> deman
   int64_t left = count_demands(demands, operation);
   for (size_t g = 0; g < groups.size(); ++g) {
     left -= large_blocks_needed(groups[g], admission_new_[g], admission_free_[g]);
-    if (left < 0) return -1;
+    left = std::max(left, -kMost);
   }
   return left;
 }

@@ -111,7 +111,7 @@ struct SlicedBlockPoolState : SliceMemory, PrefixKeys, OperationState {
   /// Sums up what is wanted of each group, and what is free there once `found` is held. Returns the
   /// large blocks that are free then.
   int64_t count_demands(std::span<const SliceDemand> demands, const char* operation);
-  /// Large blocks left if all demands were met, or negative.
+  /// Large blocks left if all demands were met; negative: as many are missing, up to 2^61.
   int64_t count_admission(std::span<const SliceDemand> demands, const char* operation);
   void check_touch(uint32_t group, std::span<const BlockId> blocks, const char* operation) const;
   void touch(uint32_t group, std::span<const BlockId> blocks);

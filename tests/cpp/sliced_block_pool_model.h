@@ -659,6 +659,10 @@ class SlicedPoolDriver {
     bool admitted = false;
     try {
       admitted = pool_.can_allocate(real);
+      const int64_t needed = pool_.num_large_blocks_needed(real);
+      if ((needed <= pool_.num_free_large_blocks()) != admitted) {
+        fail("num_large_blocks_needed answered otherwise than can_allocate");
+      }
     } catch (const Error&) {
     }
     const std::optional<std::vector<int>> expected = model_.allocate(demands);

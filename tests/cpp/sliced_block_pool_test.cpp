@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -619,6 +620,72 @@ TEST(SlicedBlockPoolMoves, ContentsFollow) {
   EXPECT_GT(num_moves, 1000u);
   for (const Held& h : held) {
     for (const uint32_t value : page(h.group, h.id)) ASSERT_EQ(value, h.content);
+  }
+}
+
+TEST(SlicedBlockPool, LargeBlocksNeededAreThoseMissing) {
+  SlicedBlockPool pool(4, kSlices);
+  const auto needed = [&](int64_t wide, int64_t small, const Ids& found = {}) {
+    const SliceDemand demands[] = {{.group_id = kWide, .num_new = wide},
+                                   {.group_id = kSmall, .found = found, .num_new = small}};
+    return pool.num_large_blocks_needed(demands);
+  };
+  EXPECT_EQ(needed(0, 0), 0);
+  EXPECT_EQ(needed(3, 4), 3);
+  EXPECT_EQ(needed(20, 40), 20);  // more than there are
+  EXPECT_GT(needed(int64_t{1} << 62, int64_t{1} << 62), int64_t{1} << 59);
+  const Ids small = pool.get_new_blocks(kSmall, 2);
+  EXPECT_EQ(needed(0, 2), 0);
+  EXPECT_EQ(needed(0, 3), 1);
+  cache(pool, kSmall, small, 0);
+  pool.free_blocks(kSmall, small);
+  // Both lie in one large block that nobody uses, with two slices beside them.
+  EXPECT_EQ(needed(0, 2, small), 1);
+  EXPECT_EQ(needed(1, 3, small), 3);
+  EXPECT_THROW(needed(0, -1), InvalidArgument);
+}
+
+TEST(SlicedBlockPool, FrugalAllocationTakesNoLargeBlockThatItDoesNotNeed) {
+  for (uint32_t seed = 0; seed < 40; ++seed) {
+    std::mt19937 random(seed);
+    const int64_t slices[] = {static_cast<int64_t>(1 + random() % 3),
+                              static_cast<int64_t>(2 + random() % 7)};
+    SlicedBlockPool pool(60, slices);
+    std::vector<Ids> held(2);
+    std::vector<int64_t> most_held(2);
+    int next_hash = 0;
+    for (int step = 0; step < 400; ++step) {
+      const SliceDemand demands[] = {
+          {.group_id = kWide, .num_new = static_cast<int64_t>(random() % 4)},
+          {.group_id = kSmall, .num_new = static_cast<int64_t>(random() % 12)}};
+      const int64_t free = pool.num_free_large_blocks();
+      const int64_t needed = pool.num_large_blocks_needed(demands);
+      if (needed <= free) {
+        Ids ids(static_cast<size_t>(demands[0].num_new + demands[1].num_new));
+        pool.allocate(demands, ids, true);
+        EXPECT_EQ(pool.num_free_large_blocks(), free - needed);
+        const auto split = ids.begin() + demands[0].num_new;
+        held[0].insert(held[0].end(), ids.begin(), split);
+        held[1].insert(held[1].end(), split, ids.end());
+        if (random() % 2 == 0) {
+          cache(pool, kSmall, Ids(split, ids.end()), next_hash);
+          next_hash += static_cast<int>(demands[1].num_new);
+        }
+      }
+      for (size_t g = 0; g < 2; ++g) {
+        most_held[g] = std::max<int64_t>(most_held[g], static_cast<int64_t>(held[g].size()));
+        // The group's large blocks in use are no more than its blocks ever filled.
+        std::vector<bool> in_use(60);
+        for (const BlockId id : held[g]) in_use[static_cast<size_t>(id / slices[g])] = true;
+        EXPECT_LE(std::count(in_use.begin(), in_use.end(), true),
+                  (most_held[g] + slices[g] - 1) / slices[g]);
+        std::shuffle(held[g].begin(), held[g].end(), random);
+        const size_t kept = std::min<size_t>(held[g].size(), random() % 40);
+        pool.free_blocks(PoolGroupId{static_cast<uint16_t>(g)}, std::span(held[g]).subspan(kept));
+        held[g].resize(kept);
+      }
+      pool.check_invariants();
+    }
   }
 }
 

@@ -52,6 +52,29 @@ def test_allocation_for_all_groups(pool):
         pool.allocate([-1, 0])
 
 
+def test_large_blocks_needed(pool):
+    small = pool.get_new_blocks(1, SMALL)
+    assert pool.num_large_blocks_needed([0, 3]) == 0
+    assert pool.num_large_blocks_needed([3, 4]) == 3
+    assert pool.num_large_blocks_needed([10, 0]) == 5
+    pool.cache_full_blocks(small, [b"a"], 16, SMALL)
+    pool.free_blocks(small, SMALL)
+    assert pool.num_large_blocks_needed([0, 3], [[], small]) == 1
+    with pytest.raises(kvplan.InvalidArgument, match="cannot get -1 blocks"):
+        pool.num_large_blocks_needed([0, -1])
+
+
+def test_frugal_allocation_fills_large_blocks_first(pool):
+    first, second = pool.get_new_blocks(4, SMALL), pool.get_new_blocks(4, SMALL)
+    pool.free_blocks([*first[:2], *second[:2]], SMALL)
+    assert pool.num_free_large_blocks == 1
+    _, small = pool.allocate([0, 4], frugal=True)
+    assert sorted(small) == sorted([*first[:2], *second[:2]])
+    pool.free_blocks(small, SMALL)
+    _, small = pool.allocate([0, 4])  # blocks of one call lie together where they can
+    assert small.tolist() == [12, 13, 14, 15]
+
+
 def test_what_is_found_is_held_with_the_new_blocks(pool):
     ids = pool.get_new_blocks(2, SMALL)
     pool.cache_full_blocks(ids, [b"a", b"b"], 16, SMALL)

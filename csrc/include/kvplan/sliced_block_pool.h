@@ -122,12 +122,20 @@ class KVPLAN_API SlicedBlockPool {
 
   /// Whether `allocate` would succeed. Exact. O(groups + blocks found).
   bool can_allocate(std::span<const SliceDemand> demands) const;
+  /// Large blocks that `allocate` would take off `num_free_large_blocks()`, also if it would fail:
+  /// those that hold what was found and that nobody uses, and for each group as many as its new
+  /// blocks fill beyond the free slices of its partly used ones. Exact up to 2^61 blocks of a
+  /// group.
+  int64_t num_large_blocks_needed(std::span<const SliceDemand> demands) const;
 
   // Allocation.
 
   /// Holds what was found and takes the new blocks of all demands, or nothing of either. `out`
-  /// has the new blocks demand by demand.
-  void allocate(std::span<const SliceDemand> demands, std::span<BlockId> out);
+  /// has the new blocks demand by demand. `frugal`: takes no large block beyond
+  /// `num_large_blocks_needed`, that is, goes on with 2 and the group's own cached slices (4)
+  /// before 1 and 3. A group that only ever took blocks so, in a pool that was empty, holds
+  /// ceil(most blocks it ever held / k_g) large blocks at most.
+  void allocate(std::span<const SliceDemand> demands, std::span<BlockId> out, bool frugal = false);
   /// Takes new blocks, all of `out` or none.
   void get_new_blocks(PoolGroupId group_id, std::span<BlockId> out);
   std::vector<BlockId> get_new_blocks(PoolGroupId group_id, int64_t num_blocks);
