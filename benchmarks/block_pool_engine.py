@@ -1,10 +1,11 @@
-"""The block pool's share of a real engine's steps, with vLLM's pool and with kvplan's.
+"""The block pool's share of a real engine's steps: vLLM's pool, kvplan's, and slices.
 
 Usage: python benchmarks/block_pool_engine.py MODEL_DIR
 
 Needs vLLM's CPU engine (0.32). Each pool serves the same load in a process of its own: a tiny
 random model, so that the scheduler's share of a step is as large as on a fast accelerator.
-Every call of the pool is timed; the timer's own cost, about 0.1 us a call, is in both figures.
+Every call of the pool is timed; the timer's own cost, about 0.1 us a call, is in all figures. With
+slices, that is each group's pool, and what takes and returns slices for all of them.
 """
 
 import json
@@ -63,14 +64,26 @@ def serve(which: str, model_dir: Path) -> dict[str, float]:
         from kvplan.vllm import block_pool
 
         assert block_pool.install()
+    if which == "sliced":
+        import kvplan.vllm
+
+        os.environ["KVPLAN_GROUPING"] = "sliced"
+        assert kvplan.vllm.install()
     from vllm import SamplingParams
 
-    engine = pool_load.make_engine(model_dir, num_blocks=4000)
+    engine = pool_load.make_engine(model_dir, num_blocks=4000, block_size=32)
     core = engine.llm_engine.engine_core.engine_core
-    pool = core.scheduler.kv_cache_manager.block_pool
+    manager = core.scheduler.kv_cache_manager
+    pools = dict.fromkeys(one.block_pool for one in manager.coordinator.single_type_managers)
+    assert (len(pools) > 1) == (which == "sliced")
     step = Step()
-    for name in METHODS:
-        setattr(pool, name, timed(step, getattr(pool, name), add_pool))
+    for pool in pools:
+        for name in METHODS:
+            setattr(pool, name, timed(step, getattr(pool, name), add_pool))
+    if which == "sliced":
+        for name in ("set_aside", "return_unused"):
+            reserve = manager.block_pool
+            setattr(reserve, name, timed(step, getattr(reserve, name), add_pool))
     core.scheduler.schedule = timed(step, core.scheduler.schedule, add_schedule)
     steps: list[tuple[float, float, float, int]] = []
     step_fn = core.step_fn
@@ -97,7 +110,7 @@ def main() -> None:
         return
     print("| pool | steps | step | schedule() | pool | calls | pool's share of schedule() |")
     print("|---|---|---|---|---|---|---|")
-    for which in ("vllm", "kvplan"):
+    for which in ("vllm", "kvplan", "sliced"):
         command = [sys.executable, __file__, which, sys.argv[1]]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=True)
         line = [x for x in done.stdout.splitlines() if x.startswith("RESULT ")][-1]

@@ -6,8 +6,9 @@ Importing this package does not import vLLM.
 Environment: ``KVPLAN_DISABLE=1`` turns the plugin off, ``KVPLAN_VLLM_FLOW=0`` leaves the planning
 flow to vLLM and only supplies the builder, ``KVPLAN_VERIFY=1`` plans with both and uses vLLM's
 result where they differ, ``KVPLAN_RECORD=file.json`` writes the planner's input,
-``KVPLAN_GROUPING=compact`` and ``KVPLAN_MAX_GROUPS=N`` choose another grouping, and
-``KVPLAN_BLOCK_POOL=0`` leaves the block pool to vLLM.
+``KVPLAN_GROUPING=compact`` and ``KVPLAN_MAX_GROUPS=N`` choose another grouping,
+``KVPLAN_GROUPING=sliced`` is an experiment (docs/sliced.md), and ``KVPLAN_BLOCK_POOL=0`` leaves the
+block pool to vLLM.
 """
 
 from __future__ import annotations

@@ -156,6 +156,24 @@ def _prepare_configs(
     chosen = (
         grouping.keywords(installed, vllm_config, kv_cache_specs) if installed.before_033 else {}
     )
+    request = (vllm_config, kv_cache_specs, available_memory, global_kv_cache_groups)
+    if grouping.is_sliced(chosen):
+        try:
+            return _planned(installed, chosen, *request)
+        except ValueError as error:  # gate.Refused, or what the planner says
+            grouping.warn_not_sliced(error)
+            chosen = {}
+    return _planned(installed, chosen, *request)
+
+
+def _planned(
+    installed: Installation,
+    chosen: dict[str, Any],
+    vllm_config: Any,
+    kv_cache_specs: Any,
+    available_memory: Any,
+    global_kv_cache_groups: Any,
+) -> Answer:
     config = conversion.read_config(vllm_config, before_033=installed.before_033, **chosen)
     plan = installed.planner.plan(
         config,
@@ -164,6 +182,9 @@ def _prepare_configs(
         global_kv_cache_groups,
         vllm_config.cache_config.prefix_cache_retention_interval,
     )
+    configs = plan["kv_cache_configs"]
+    if grouping.is_sliced(chosen):
+        configs = grouping.cut(configs, chosen)
 
     def commit() -> None:
         log(installed, plan["notices"])
@@ -174,7 +195,7 @@ def _prepare_configs(
             if level == "warning":
                 report.once(logging.WARNING, message)
 
-    return Answer(plan["kv_cache_configs"], commit, verifiable=not chosen)
+    return Answer(configs, commit, verifiable=not chosen)
 
 
 def log(installed: Installation, notices: list[tuple[str, str]]) -> None:

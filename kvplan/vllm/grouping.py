@@ -14,6 +14,7 @@ from typing import Any
 from kvplan.enums import MultipleOf
 from kvplan.vllm import report
 from kvplan.vllm.installation import Installation
+from kvplan.vllm.sliced import gate
 
 Sizes = tuple[int | MultipleOf, ...]
 
@@ -26,7 +27,57 @@ def keywords(
     """The keywords of :class:`kvplan.PlanningConfig` for the grouping that was asked for."""
     if not installed.grouping:
         return {}
+    if is_sliced(installed.grouping):
+        return _sliced_keywords(installed, vllm_config, kv_cache_specs)
     return installed.grouping | kernel_block_sizes(vllm_config, kv_cache_specs)
+
+
+def is_sliced(chosen: dict[str, Any]) -> bool:
+    """Whether these keywords ask for slices."""
+    return bool(chosen.get("grouping") == "sliced")
+
+
+def _sliced_keywords(
+    installed: Installation, vllm_config: Any, kv_cache_specs: Iterable[dict[str, Any]]
+) -> dict[str, Any]:
+    """With the layout that slices need; none, and one warning, where they cannot run."""
+    try:
+        gate.require_config(vllm_config)
+        gate.require_specs(kv_cache_specs)
+        backends = _backends(vllm_config, kv_cache_specs)
+        layout = vllm_config.cache_config.get_resolved_kv_cache_layout().name
+        layout = gate.block_outermost_layout(layout, backends)
+    except gate.Refused as refused:
+        warn_not_sliced(refused)
+        return {}
+    sizes = _ANY
+    for backend in backends:
+        sizes = common(sizes, _read(backend.get_supported_kernel_block_sizes()))
+    return installed.grouping | _keywords(sizes, ()) | {"kv_cache_layout": layout}
+
+
+def warn_not_sliced(reason: Exception) -> None:
+    """One line for a server that asked for slices and gets vLLM's grouping."""
+    report.once(logging.WARNING, f"KVPLAN_GROUPING='sliced' is ignored: {reason}")
+
+
+def cut(configs: list[Any], chosen: dict[str, Any]) -> list[Any]:
+    """The workers' configs with the slices of their groups.
+
+    Raises:
+        gate.Refused: a plan that vLLM could not run, or that has nothing to cut.
+    """
+    from kvplan.vllm.sliced import config as sliced_config
+
+    sizes = chosen["attention_kernel_block_sizes"]
+    for one in configs:
+        gate.require_groups(one.kv_cache_groups, sizes)
+    cut_configs = [sliced_config.cut(one) for one in configs]
+    if all(k == 1 for one in cut_configs for k in one.slices):
+        raise gate.Refused("this model's caches leave nothing to cut")
+    if len({one.slices for one in cut_configs}) > 1:
+        raise gate.Refused("the workers' slices differ")
+    return cut_configs
 
 
 def kernel_block_sizes(
@@ -44,8 +95,7 @@ def kernel_block_sizes(
         SlidingWindowMLASpec,
     )
 
-    compilation_config = getattr(vllm_config, "compilation_config", None)
-    layers = getattr(compilation_config, "static_forward_context", None) or {}
+    layers = _layers(vllm_config)
     attention, mla = _ANY, _ANY
     for specs in kv_cache_specs:
         for name, spec in specs.items():
@@ -61,6 +111,35 @@ def kernel_block_sizes(
             else:
                 attention = common(attention, sizes)
     return _keywords(attention, mla)
+
+
+def _layers(vllm_config: Any) -> dict[str, Any]:
+    """The layers that live in this process."""
+    compilation_config = getattr(vllm_config, "compilation_config", None)
+    return getattr(compilation_config, "static_forward_context", None) or {}
+
+
+def _backends(vllm_config: Any, kv_cache_specs: Iterable[dict[str, Any]]) -> list[Any]:
+    """The attention backends of all layers, of kinds that slices take.
+
+    Raises:
+        gate.Refused: a layer of another process, where the platform has several backends.
+    """
+    layers = _layers(vllm_config)
+    backends: dict[Any, None] = {}
+    for name in (name for specs in kv_cache_specs for name in specs):
+        if name in layers:
+            backends[layers[name].get_attn_backend()] = None
+        elif vllm_config.device_config.device_type == "cpu":
+            from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+            backends[CPUAttentionBackend] = None  # the CPU platform has no other for them
+        else:
+            raise gate.Refused(
+                f"layer {name} is in another process, so its attention backend cannot be asked "
+                "whether it takes blocks side by side; run one worker, in the engine's process"
+            )
+    return list(backends)
 
 
 def _keywords(attention: Sizes, mla: Sizes) -> dict[str, Sizes]:

@@ -16,6 +16,7 @@ from typing import Any
 from kvplan import _core
 from kvplan.vllm import conversion, report
 from kvplan.vllm.guard import Guard
+from kvplan.vllm.sliced import gate
 
 TESTED_VERSIONS = ("0.32.0", "0.33.0")
 
@@ -64,33 +65,30 @@ def _flag(name: str, default: bool) -> bool:
     return default if value == "" else value != "0"
 
 
-def _read_grouping() -> dict[str, Any]:
+def _ignored_grouping(grouping: str, version: str) -> str | None:
+    """Why a grouping that was asked for cannot be used, if so."""
+    if grouping not in ("compact", "sliced"):
+        return "vLLM can run 'vllm', 'compact' and, as an experiment, 'sliced'"
+    if not _flag("KVPLAN_VLLM_FLOW", default=True):
+        return (
+            "KVPLAN_VLLM_FLOW=0 leaves planning to vLLM, whose builder is not told which layers "
+            "share a pipeline stage"
+        )
+    return gate.version_reason(version) if grouping == "sliced" else None
+
+
+def _read_grouping(version: str) -> dict[str, Any]:
     """``KVPLAN_GROUPING`` and ``KVPLAN_MAX_GROUPS``; what cannot be used is said and left out."""
     grouping = os.environ.get("KVPLAN_GROUPING", "vllm") or "vllm"
     if grouping == "vllm":
         return {}
+    reason = _ignored_grouping(grouping, version)
+    if reason is not None:
+        report.once(logging.WARNING, f"KVPLAN_GROUPING={grouping!r} is ignored: {reason}")
+        return {}
+    chosen: dict[str, Any] = {"grouping": grouping}
     if grouping == "sliced":
-        report.once(
-            logging.WARNING,
-            "KVPLAN_GROUPING='sliced' is ignored: vLLM has one pool of equal blocks for all "
-            "groups, and its scheduler admits requests by one number of free blocks; "
-            "docs/sliced.md says what it would need. 'compact' can be run",
-        )
-        return {}
-    if grouping != "compact":
-        report.once(
-            logging.WARNING,
-            f"KVPLAN_GROUPING={grouping!r} is ignored: vLLM can run 'vllm' and 'compact'",
-        )
-        return {}
-    if not _flag("KVPLAN_VLLM_FLOW", default=True):
-        report.once(
-            logging.WARNING,
-            "KVPLAN_GROUPING='compact' is ignored: KVPLAN_VLLM_FLOW=0 leaves planning to vLLM, "
-            "whose builder is not told which layers share a pipeline stage",
-        )
-        return {}
-    chosen: dict[str, Any] = {"grouping": "compact"}
+        return chosen
     most = os.environ.get("KVPLAN_MAX_GROUPS", "")
     if most:
         try:
@@ -156,7 +154,14 @@ def install() -> bool:
 
     verify = _flag("KVPLAN_VERIFY", default=version not in TESTED_VERSIONS)
     installed = Installation(
-        version, planning, before_033, planner, guard, verify, originals, grouping=_read_grouping()
+        version,
+        planning,
+        before_033,
+        planner,
+        guard,
+        verify,
+        originals,
+        grouping=_read_grouping(version),
     )
     if before_033 and not _flag("KVPLAN_VLLM_FLOW", default=True):
         return _unsupported("KVPLAN_VLLM_FLOW=0, and vLLM before 0.33 has no builder")
@@ -169,6 +174,10 @@ def install() -> bool:
             return False
     if _flag("KVPLAN_VLLM_FLOW", default=True):
         flow.install(installed)
+    if installed.grouping.get("grouping") == "sliced":
+        from kvplan.vllm.sliced import patches
+
+        patches.install(installed)
     _install_block_pool(installed)
     return True
 

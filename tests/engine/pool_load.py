@@ -48,7 +48,7 @@ MODEL = {
 }
 
 
-def make_engine(model_dir: Path, num_blocks: int = NUM_BLOCKS):
+def make_engine(model_dir: Path, num_blocks: int = NUM_BLOCKS, block_size: int = 16):
     from vllm import LLM
 
     model_dir.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def make_engine(model_dir: Path, num_blocks: int = NUM_BLOCKS):
         max_model_len=1024,
         max_num_batched_tokens=256,
         enable_prefix_caching=True,
-        block_size=16,
+        block_size=block_size,
         num_gpu_blocks_override=num_blocks,
         disable_log_stats=True,
     )

@@ -1,0 +1,80 @@
+"""The plan's slices on vLLM's objects, in the scheduler's process and in the workers'."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
+
+from kvplan._core import VllmPlanner
+from kvplan.kv_cache_config import KVCacheConfig as NativeKVCacheConfig
+from kvplan.kv_cache_config import KVCacheGroupSpec as NativeKVCacheGroupSpec
+from kvplan.planning import get_max_concurrency_for_kv_cache_config
+from kvplan.vllm.sliced.gate import any_spec
+
+
+@dataclass
+class SlicedKVCacheConfig(KVCacheConfig):
+    """vLLM's config, whose pool has ``num_blocks`` large blocks.
+
+    Group g cuts each into ``slices[g]`` of its own blocks, so it has ``num_blocks * slices[g]``
+    block ids. vLLM's workers ask :meth:`num_blocks_of` when they make a layer's view.
+    """
+
+    slices: tuple[int, ...] = ()
+
+    def num_blocks_of(self, tensor: KVCacheTensor) -> int:
+        """Block ids of the group that the tensor's layers are in."""
+        return self.num_blocks * self.slices[self._group_of(tensor)]
+
+    def _group_of(self, tensor: KVCacheTensor) -> int:
+        return next(
+            g
+            for g, group in enumerate(self.kv_cache_groups)
+            if tensor.layers[0] in group.layer_names
+        )
+
+
+def cut(config: KVCacheConfig) -> SlicedKVCacheConfig:
+    """A planned config with the slices that its strides say.
+
+    Raises:
+        ValueError: the tensors are not those of a plan with ``grouping="sliced"``.
+    """
+    slices = []
+    for index, group in enumerate(config.kv_cache_groups):
+        strides = {
+            tensor.block_stride
+            for tensor in config.kv_cache_tensors
+            if tensor.layers[0] in group.layer_names
+        }
+        sizes = {tensor.size for tensor in config.kv_cache_tensors}
+        if len(strides) != 1 or len(sizes) != 1:
+            raise ValueError(f"group {index} has block strides {sorted(strides)} bytes, not one")
+        large, stride = sizes.pop() // config.num_blocks, strides.pop()
+        if large % stride != 0:
+            raise ValueError(
+                f"a block of {large} bytes is not cut evenly by the {stride} of group {index}"
+            )
+        slices.append(large // stride)
+    values = {field.name: getattr(config, field.name) for field in fields(KVCacheConfig)}
+    return SlicedKVCacheConfig(**values, slices=tuple(slices))
+
+
+def max_concurrency(
+    planner: VllmPlanner, planning_config: Any, config: SlicedKVCacheConfig
+) -> float:
+    """How many requests of the full length the pool holds when their slices share blocks."""
+    groups = [
+        NativeKVCacheGroupSpec(
+            list(group.layer_names), planner.to_native(any_spec(group.kv_cache_spec)), slices=slices
+        )
+        for group, slices in zip(config.kv_cache_groups, config.slices, strict=True)
+    ]
+    return get_max_concurrency_for_kv_cache_config(
+        planning_config,
+        NativeKVCacheConfig(
+            num_blocks=config.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups
+        ),
+    )
