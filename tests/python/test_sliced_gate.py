@@ -11,6 +11,7 @@ from kvplan.vllm.sliced import gate
 def config(**changed):
     """Of a plain server; ``section__field`` changes one field."""
     sections = {
+        "device_config": {"device_type": "cpu"},
         "cache_config": {"kv_offloading_size": None},
         "parallel_config": {
             "pipeline_parallel_size": 1,
@@ -60,6 +61,7 @@ def test_a_plain_server_is_taken():
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
+        ("device_config__device_type", "cuda", "CPU only, not on cuda"),
         ("kv_transfer_config", object(), "KV connector"),
         ("cache_config__kv_offloading_size", 4.0, "offloading"),
         ("kv_events_config__enable_kv_cache_events", True, "KV cache events"),

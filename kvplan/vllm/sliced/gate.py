@@ -42,6 +42,8 @@ def _features(vllm_config: Any) -> Iterable[tuple[str, bool]]:
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
     model, scheduler = vllm_config.model_config, vllm_config.scheduler_config
     events = vllm_config.kv_events_config
+    device = vllm_config.device_config.device_type
+    yield f"slices have run on the CPU only, not on {device}", device != "cpu"
     yield (
         "a KV connector (kv_transfer_config) moves blocks by ids and one block size for all groups",
         vllm_config.kv_transfer_config is not None,
