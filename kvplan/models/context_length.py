@@ -7,18 +7,8 @@ from typing import Any
 from kvplan.models.config_view import ConfigView
 from kvplan.models.errors import ModelError
 from kvplan.models.options import ModelOptions
+from kvplan.models.value_types import LENGTH_KEYS
 
-_LENGTH_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_target_positions",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
-)
 _DEFAULT_LENGTH = 2048
 
 #: RoPE types whose factor max_position_embeddings already contains, or that have none.
@@ -49,7 +39,7 @@ def derived_max_model_len(root: ConfigView, text: ConfigView, model_type: str) -
     """
     length: float | None = None
     source = "default"
-    for key in _LENGTH_KEYS:
+    for key in LENGTH_KEYS:
         value = text.get(key)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or value < 1:
             continue

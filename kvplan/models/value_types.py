@@ -36,19 +36,24 @@ _WHOLE_OR_AUTO: tuple[str, _Check] = (
     lambda value: value == "auto" or _is_whole(value),
 )
 
+#: The longest request a model takes, by the names that configs have for it.
+LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+
 #: What a key holds where it is not null. Keys that are read with a check of their own are left out.
 _TYPES: dict[str, tuple[str, _Check]] = {
     **dict.fromkeys(
         (
-            "max_position_embeddings",
-            "n_positions",
-            "max_seq_len",
-            "seq_length",
-            "model_max_length",
-            "max_target_positions",
-            "max_sequence_length",
-            "max_seq_length",
-            "seq_len",
+            *LENGTH_KEYS,
             "original_max_position_embeddings",
             "head_dim",
             "sliding_window_pattern",
