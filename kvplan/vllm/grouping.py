@@ -120,25 +120,17 @@ def _layers(vllm_config: Any) -> dict[str, Any]:
 
 
 def _backends(vllm_config: Any, kv_cache_specs: Iterable[dict[str, Any]]) -> list[Any]:
-    """The attention backends of all layers, of kinds that slices take.
-
-    Raises:
-        gate.Refused: a layer of another process, where the platform has several backends.
-    """
+    """The attention backends of all layers; of kinds, and on the device, that slices take."""
     layers = _layers(vllm_config)
     backends: dict[Any, None] = {}
     for name in (name for specs in kv_cache_specs for name in specs):
         if name in layers:
             backends[layers[name].get_attn_backend()] = None
-        elif vllm_config.device_config.device_type == "cpu":
+        else:
             from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-            backends[CPUAttentionBackend] = None  # the CPU platform has no other for them
-        else:
-            raise gate.Refused(
-                f"layer {name} is in another process, so its attention backend cannot be asked "
-                "whether it takes blocks side by side; run one worker, in the engine's process"
-            )
+            # In a worker's process, and the CPU platform has no other.
+            backends[CPUAttentionBackend] = None
     return list(backends)
 
 
