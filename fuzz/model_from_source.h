@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kvplan/kvplan.h"
+#include "planning/spec_fields.h"
 
 /// A planning request from a source of numbers: the bytes of a fuzzer, or a seeded generator. Most
 /// requests can be planned; some numbers are out of range on purpose.
@@ -143,6 +144,7 @@ class ModelMaker {
       s.demand.cap_includes_in_flight = flag();
       s.demand.extra_pages = pick(0, 3);
     }
+    if (!rarely()) s = own_fields(s);
     try {
       finalize(s);
       if (rarely() && !is_hisparse(kind)) {
@@ -153,6 +155,13 @@ class ModelMaker {
       return std::nullopt;
     }
     return s;
+  }
+
+  /// Without what the kind has no field for, which is refused.
+  static KVCacheSpec own_fields(const KVCacheSpec& spec) {
+    KVCacheSpec own = default_spec(spec.kind);
+    for_each_field(spec.kind, [&](const auto& field) { own.*field.member = spec.*field.member; });
+    return own;
   }
 
   void interleave(LayerSpecs& layers) {

@@ -1,8 +1,10 @@
 #include "kvplan/spec.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
+#include <variant>
 
 #include "kvplan/checked.h"
 #include "planning/spec_fields.h"
@@ -91,6 +93,63 @@ void check_numbers(const KVCacheSpec& s) {
   if (s.demand.cap_tokens) require_at_least(s, "demand.cap_tokens", *s.demand.cap_tokens, 0);
   if (s.kind == SpecKind::kCustom && s.custom_class.empty()) {
     throw InvalidArgument("CustomSpec: custom_class must name the plugin's class");
+  }
+}
+
+/// A member that some kind has as a field, whatever its type.
+class AnyField {
+ public:
+  template <class T>
+  explicit AnyField(const Field<T>& field) : name(field.name), member_(field.member) {}
+
+  std::string_view name;
+  bool same(const KVCacheSpec& a, const KVCacheSpec& b) const {
+    return std::visit([&](auto member) { return a.*member == b.*member; }, member_);
+  }
+  bool operator==(const AnyField& other) const { return member_ == other.member_; }
+
+ private:
+  template <class... T>
+  using Member = std::variant<T KVCacheSpec::*...>;
+  Member<bool, int32_t, int64_t, DType, std::string, TokensPerState, BlockStrideAlignment,
+         CustomDemand, std::optional<int64_t>, std::optional<std::string>, std::vector<DType>,
+         std::vector<std::vector<int64_t>>>
+      member_;
+};
+
+std::vector<AnyField> fields_of(SpecKind kind) {
+  std::vector<AnyField> fields;
+  for_each_field(kind, [&](const auto& field) { fields.emplace_back(field); });
+  return fields;
+}
+
+using FieldsByKind = std::array<std::vector<AnyField>, kNumSpecKinds>;
+
+/// For each kind the fields that others have and it has not.
+FieldsByKind fields_of_other_kinds() {
+  FieldsByKind others;
+  for (int k = 0; k < kNumSpecKinds; ++k) {
+    std::vector<AnyField> known = fields_of(static_cast<SpecKind>(k));
+    for (int other = 0; other < kNumSpecKinds; ++other) {
+      for (const AnyField& field : fields_of(static_cast<SpecKind>(other))) {
+        if (std::find(known.begin(), known.end(), field) != known.end()) continue;
+        known.push_back(field);
+        others[static_cast<size_t>(k)].push_back(field);
+      }
+    }
+  }
+  return others;
+}
+
+/// Equality looks at the fields of a kind alone. Were any other member to count, specs could be
+/// equal and their pages different.
+void check_own_fields_only(const KVCacheSpec& s) {
+  static const FieldsByKind others = fields_of_other_kinds();
+  static const KVCacheSpec initial;
+  for (const AnyField& field : others[static_cast<size_t>(s.kind)]) {
+    if (field.same(s, initial)) continue;
+    throw InvalidArgument(name_of(s) + " has no field " + std::string(field.name) +
+                          ": leave it at its initial value");
   }
 }
 
@@ -192,6 +251,7 @@ KVCacheSpec default_spec(SpecKind kind) {
 }
 
 void finalize(KVCacheSpec& s) {
+  check_own_fields_only(s);
   require_at_least(s, "block_size", s.block_size, 1);
   require_positive(s, "page_size_padded", s.page_size_padded);
   if (s.block_stride_alignment.kind != BlockStrideAlignment::Kind::kNone) {

@@ -158,10 +158,27 @@ TEST(Spec, EqualityIgnoresTheDraftMark) {
   EXPECT_FALSE(full(8, 128) == full(8, 64));
   EXPECT_FALSE(full(8, 128) == full(8, 128, 32));
   EXPECT_FALSE(sliding(8, 128, 100) == sliding(8, 128, 101));
-  // A field that a kind does not have is not compared.
-  KVCacheSpec other = full(8, 128);
-  other.blocks_per_request = 7;
-  EXPECT_TRUE(other == full(8, 128));
+}
+
+// Such a member takes no part in equality. If it took part in the page, layers of one tensor could
+// have pages of different sizes.
+TEST(Spec, MembersThatAKindHasNoFieldForAreRefused) {
+  const auto rejected = [](KVCacheSpec s, const std::function<void(KVCacheSpec&)>& change) {
+    change(s);
+    return message_of<InvalidArgument>([&] { finalize(s); });
+  };
+  const auto pad = [](KVCacheSpec& s) { s.page_size_padded = 1 << 20; };
+  EXPECT_EQ(rejected(custom("PluginSpec", 4096), pad),
+            "CustomSpec has no field page_size_padded: leave it at its initial value");
+  EXPECT_EQ(rejected(full(8, 128), pad), "");
+  EXPECT_EQ(rejected(full(8, 128), [](auto& s) { s.alignment = 576; }),
+            "FullAttentionSpec has no field alignment: leave it at its initial value");
+  EXPECT_EQ(rejected(custom("PluginSpec", 4096), [](auto& s) { s.num_heads = 2; }),
+            "CustomSpec has no field num_heads: leave it at its initial value");
+  EXPECT_EQ(rejected(mamba(100), [](auto& s) { s.num_kv_heads = 8; }),
+            "MambaSpec has no field num_kv_heads: leave it at its initial value");
+  EXPECT_EQ(rejected(full(8, 128), [](auto& s) { s.blocks_per_request = 7; }),
+            "FullAttentionSpec has no field blocks_per_request: leave it at its initial value");
 }
 
 TEST(Spec, KindsAreNamedAsInVllm) {

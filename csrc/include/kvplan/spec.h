@@ -144,8 +144,8 @@ struct KVCacheSpec {
 KVPLAN_API KVCacheSpec default_spec(SpecKind kind);
 
 /// What vLLM's `__post_init__` does: defaults that depend on other fields, and padding of an MLA
-/// page to its alignment. Throws `InvalidArgument` where a field is out of range; the message names
-/// the field, the value and the limit.
+/// page to its alignment. Throws `InvalidArgument` where a field is out of range, or set though the
+/// kind does not have it; the message names the field, the value and the limit.
 KVPLAN_API void finalize(KVCacheSpec& spec);
 
 /// `finalize`d copy with another block size.
