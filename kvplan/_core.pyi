@@ -580,6 +580,8 @@ class PlanningConfig:
     @property
     def enable_prefix_caching(self) -> typing.Any: ...
     @property
+    def encoder_tokens_per_request(self) -> typing.Any: ...
+    @property
     def grouping(self) -> typing.Any: ...
     @property
     def has_kv_connector(self) -> typing.Any: ...
@@ -765,6 +767,12 @@ class Plan:
     def fixed_bytes_per_request(self) -> int:
         """
         Bytes of a request in groups that have stopped growing.
+    def encoder_tokens_per_request(self) -> typing.Any:
+        """
+        Encoder tokens that the steady figures charge each request: the config's, or where it has
+        none max_num_encoder_input_tokens, as vLLM's formula does. None without cross attention.
+        """
+    @property
         """
     @property
     def groups(self) -> list:

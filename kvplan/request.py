@@ -66,6 +66,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mamba_cache_mode: Literal["none", "align", "all"] | UnsetType = UNSET
     disable_hybrid_kv_cache_manager: bool | UnsetType = UNSET
     max_num_encoder_input_tokens: Count | UnsetType = UNSET
+    encoder_tokens_per_request: Count | UnsetType | None = UNSET
     num_prefill_lookahead_tokens: Count | UnsetType = UNSET
     block_size: Positive | UnsetType = UNSET
     enable_prefix_caching: bool | UnsetType = UNSET

@@ -34,6 +34,9 @@ PlanningConfig config_from(const kvplan_config& c) {
   config.decode_context_parallel_size = c.decode_context_parallel_size;
   if (c.num_gpu_blocks_override != 0) config.num_gpu_blocks_override = c.num_gpu_blocks_override;
   config.max_num_encoder_input_tokens = c.max_num_encoder_input_tokens;
+  if (c.encoder_tokens_per_request != 0) {
+    config.encoder_tokens_per_request = c.encoder_tokens_per_request;
+  }
   config.num_prefill_lookahead_tokens = c.num_prefill_lookahead_tokens;
   if (c.mamba_align != 0) config.mamba_cache_mode = MambaCacheMode::kAlign;
   config.disable_hybrid_kv_cache_manager = c.disable_hybrid_kv_cache_manager != 0;

@@ -49,6 +49,7 @@ void validate(const PlanningConfig& c) {
   require_at_least("decode_context_parallel_size", c.decode_context_parallel_size, 1);
   require_at_least("num_gpu_blocks_override", c.num_gpu_blocks_override, 0);
   require_at_least("max_num_encoder_input_tokens", c.max_num_encoder_input_tokens, 0);
+  require_at_least("encoder_tokens_per_request", c.encoder_tokens_per_request, 0);
   require_at_least("num_prefill_lookahead_tokens", c.num_prefill_lookahead_tokens, 0);
   require_at_least("block_size", c.block_size, 1);
   require_at_least("prefix_match_unit", c.prefix_match_unit, 1);

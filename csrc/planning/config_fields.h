@@ -21,6 +21,7 @@ void for_each_config_field(Visitor&& visit) {
   visit("mamba_cache_mode", &C::mamba_cache_mode);
   visit("disable_hybrid_kv_cache_manager", &C::disable_hybrid_kv_cache_manager);
   visit("max_num_encoder_input_tokens", &C::max_num_encoder_input_tokens);
+  visit("encoder_tokens_per_request", &C::encoder_tokens_per_request);
   visit("num_prefill_lookahead_tokens", &C::num_prefill_lookahead_tokens);
   visit("block_size", &C::block_size);
   visit("enable_prefix_caching", &C::enable_prefix_caching);

@@ -11,23 +11,42 @@ namespace {
 
 constexpr int64_t kOffsets32 = int64_t{1} << 31;
 
+/// What a request is charged beyond the tokens that it keeps.
+struct Charge {
+  int64_t in_flight_tokens;
+  int64_t encoder_tokens;
+};
+
 /// Reports read the plan and write nothing, but share the planning functions, which take a context.
 class PlanView {
  public:
   explicit PlanView(const Plan& plan)
       : plan_(plan), specs_(*plan.specs), ctx_{*plan.names, specs_, notices_} {}
   const PlanningContext& ctx() const { return ctx_; }
-  RequestDemand demand(const KVCacheGroups& groups, int64_t in_flight) const {
-    return RequestDemand(ctx_, groups, with_in_flight(in_flight));
+  RequestDemand demand(const KVCacheGroups& groups, Charge charge) const {
+    return RequestDemand(ctx_, groups, config_with(charge));
   }
-  int64_t pages_of(const KVCacheGroup& group, int64_t in_flight) const {
-    return pages(group_demands(ctx_, group, with_in_flight(in_flight)), plan_.config.max_model_len);
+  int64_t pages_of(const KVCacheGroup& group, Charge charge) const {
+    return pages(group_demands(ctx_, group, config_with(charge)), plan_.config.max_model_len);
+  }
+
+  /// vLLM's formula: each request all tokens in flight, and the encoder tokens of a whole step.
+  Charge by_formula() const {
+    return {plan_.config.max_in_flight_tokens, plan_.config.max_num_encoder_input_tokens};
+  }
+  /// One request of a running server, with all tokens in flight or none.
+  Charge running() const { return {plan_.config.max_in_flight_tokens, own_encoder_tokens()}; }
+  Charge at_rest() const { return {0, own_encoder_tokens()}; }
+  int64_t own_encoder_tokens() const {
+    return plan_.config.encoder_tokens_per_request.value_or(
+        plan_.config.max_num_encoder_input_tokens);
   }
 
  private:
-  PlanningConfig with_in_flight(int64_t tokens) const {
+  PlanningConfig config_with(Charge charge) const {
     PlanningConfig config = plan_.config;
-    config.max_in_flight_tokens = tokens;
+    config.max_in_flight_tokens = charge.in_flight_tokens;
+    config.max_num_encoder_input_tokens = charge.encoder_tokens;
     return config;
   }
 
@@ -126,17 +145,19 @@ std::vector<SafeBlockIds> safe_ids_of_groups(const Plan& plan) {
 
 /// Pages of a request in one group, and slices of the group in a block of the pool.
 struct Held {
-  int64_t pages;         ///< all
-  int64_t steady_pages;  ///< without in-flight tokens
+  int64_t charged;    ///< by vLLM's formula
+  int64_t kept;       ///< by a running server's request, without the tokens in flight
+  int64_t in_flight;  ///< in addition with them
   int64_t slices;
 };
 
-std::vector<Held> held_by_request(const PlanView& view, const KVCacheGroups& groups,
-                                  int64_t in_flight) {
+std::vector<Held> held_by_request(const PlanView& view, const KVCacheGroups& groups) {
   std::vector<Held> held;
   for (const KVCacheGroup& g : groups) {
-    if (!g.host_resident)
-      held.push_back({view.pages_of(g, in_flight), view.pages_of(g, 0), g.slices});
+    if (g.host_resident) continue;
+    const int64_t kept = view.pages_of(g, view.at_rest());
+    held.push_back({view.pages_of(g, view.by_formula()), kept,
+                    view.pages_of(g, view.running()) - kept, g.slices});
   }
   return held;
 }
@@ -146,11 +167,22 @@ std::vector<Held> held_by_request(const PlanView& view, const KVCacheGroups& gro
 int64_t pool_blocks(const std::vector<Held>& groups, int64_t requests, bool steady) {
   int64_t blocks = 0;
   for (const Held& g : groups) {
-    int64_t pages = checked::mul(requests, steady ? g.steady_pages : g.pages, "pages");
-    if (steady) pages = checked::add(pages, g.pages - g.steady_pages, "pages");
+    int64_t pages = checked::mul(requests, steady ? g.kept : g.charged, "pages");
+    if (steady) pages = checked::add(pages, g.in_flight, "pages");
     blocks = checked::add(blocks, checked::cdiv(pages, g.slices), "blocks of requests");
   }
   return blocks;
+}
+
+bool has_cross_attention(const Plan& plan) {
+  const auto is_cross = [&](SpecId id) {
+    return (*plan.specs)[id].kind == SpecKind::kCrossAttention;
+  };
+  return std::any_of(plan.groups.begin(), plan.groups.end(), [&](const KVCacheGroup& group) {
+    if (!group.is_uniform_type()) return is_cross(group.spec);
+    return std::any_of(group.layer_specs->begin(), group.layer_specs->end(),
+                       [&](const LayerSpec& layer) { return is_cross(layer.spec); });
+  });
 }
 
 /// Requests that `num_blocks` hold: those that fit whole, and of the next one the part that the
@@ -209,7 +241,7 @@ Reasons explain(const Plan& plan) {
   reasons.request_bytes =
       checked::mul(reasons.request_blocks, stage.bytes_per_block, "bytes of one request");
   if (plan.config.max_model_len < std::numeric_limits<int64_t>::max()) {
-    const RequestDemand demand = view.demand(stage.groups, plan.config.max_in_flight_tokens);
+    const RequestDemand demand = view.demand(stage.groups, view.by_formula());
     const int64_t more = demand.total_blocks(plan.config.max_model_len + 1) -
                          demand.total_blocks(plan.config.max_model_len);
     reasons.next_token_bytes = checked::mul(more, stage.bytes_per_block, "bytes of the next token");
@@ -227,7 +259,7 @@ double max_concurrency(const PlanningContext& ctx, const PlanningConfig& config,
     const int64_t pages = kvplan::pages(group_demands(ctx, g, config), config.max_model_len);
     int64_t& blocks = g.host_resident ? host : device;
     blocks = checked::add(blocks, pages, "blocks of a request");
-    if (!g.host_resident) held.push_back({pages, pages, g.slices});
+    if (!g.host_resident) held.push_back({pages, pages, 0, g.slices});
   }
   if (device == 0) {
     throw InvalidArgument("a request holds no KV cache blocks, so its concurrency has no limit");
@@ -247,16 +279,18 @@ Capacity capacity(const Plan& plan) {
   const PlanView view(plan);
   const KVCacheGroups& groups = plan.stages[plan.workers[0].stage].groups;
   const auto length = static_cast<double>(plan.config.max_model_len);
-  const RequestDemand full = view.demand(groups, plan.config.max_in_flight_tokens);
-  const RequestDemand alone = view.demand(groups, 0);
-  const int64_t blocks = full.total_blocks(plan.config.max_model_len);
-  const int64_t steady = alone.total_blocks(plan.config.max_model_len);
+  const auto blocks_of = [&](Charge charge) {
+    return view.demand(groups, charge).total_blocks(plan.config.max_model_len);
+  };
+  const int64_t blocks = blocks_of(view.by_formula());
+  const int64_t kept = blocks_of(view.at_rest());
+  if (has_cross_attention(plan)) c.encoder_tokens_per_request = view.own_encoder_tokens();
   if (blocks == 0) return c;
   if (is_sliced(groups)) {
-    const std::vector<Held> held = held_by_request(view, groups, plan.config.max_in_flight_tokens);
+    const std::vector<Held> held = held_by_request(view, groups);
     c.max_concurrency = requests_in(plan.num_blocks, held, false);
     c.usable_tokens = tokens_of(requests_in(plan.num_blocks - 1, held, false), length);
-    if (steady > 0) c.steady_concurrency = requests_in(plan.num_blocks - 1, held, true);
+    if (kept > 0) c.steady_concurrency = requests_in(plan.num_blocks - 1, held, true);
     c.tokens = tokens_of(c.max_concurrency, length);
     c.steady_tokens = tokens_of(c.steady_concurrency, length);
     return c;
@@ -265,10 +299,11 @@ Capacity capacity(const Plan& plan) {
   c.tokens = tokens_of(c.max_concurrency, length);
   const auto usable = static_cast<double>(plan.num_blocks - 1);
   c.usable_tokens = tokens_of(usable / static_cast<double>(blocks), length);
-  if (steady > 0) {
+  if (kept > 0) {
     // What the in-flight tokens take is counted once; each request then holds only what it keeps.
-    c.steady_concurrency = std::max(
-        0.0, (usable - static_cast<double>(blocks - steady)) / static_cast<double>(steady));
+    const int64_t in_flight = blocks_of(view.running()) - kept;
+    c.steady_concurrency =
+        std::max(0.0, (usable - static_cast<double>(in_flight)) / static_cast<double>(kept));
     c.steady_tokens = tokens_of(c.steady_concurrency, length);
   }
   return c;
@@ -293,9 +328,9 @@ int64_t worker_max_model_len(const Plan& plan, size_t worker) {
   const PlanView view(plan);
   const StagePlan& stage = plan.stage_of(worker);
   if (stage.groups.empty()) return plan.requested_max_model_len;
-  return estimate_max_model_len(
-      view.demand(stage.groups, plan.config.max_in_flight_tokens), stage.bytes_per_block,
-      plan.workers[worker].effective_bytes - stage.bytes_per_block, plan.requested_max_model_len);
+  return estimate_max_model_len(view.demand(stage.groups, view.by_formula()), stage.bytes_per_block,
+                                plan.workers[worker].effective_bytes - stage.bytes_per_block,
+                                plan.requested_max_model_len);
 }
 
 }  // namespace kvplan

@@ -52,7 +52,7 @@ def explain_lines(
         lines.append(f"One token more would take {format_size(plan.next_token_bytes)} more.")
     if actual is not None:
         lines.append(_pool(actual))
-        lines += [f"{text}." for text in encoder_lines(given, actual)]
+        lines += [f"{text}." for text in encoder_lines(actual)]
     lines += ["", *_length_table(by_length)]
     return lines
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import kvplan
-from kvplan.cli.encoder_words import has_cross_attention
 from kvplan.cli.question import PlannerInput, Question
 from kvplan.cli.sizes import format_enough, format_size
 
@@ -86,7 +85,7 @@ def _candidates(
     batch = given.max_num_batched_tokens
     # With cross attention the gain would be in vLLM's formula alone: it charges a request a whole
     # step of encoder tokens, but a running server gives it blocks for those it has.
-    if plan is not None and batch > SMALL_BATCH and not has_cross_attention(plan):
+    if plan is not None and batch > SMALL_BATCH and plan.encoder_tokens_per_request is None:
         yield (
             f"--max-num-batched-tokens {SMALL_BATCH}",
             question.with_batch(SMALL_BATCH),

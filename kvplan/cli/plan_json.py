@@ -29,6 +29,7 @@ _NUMBERS = (
     "usable_capacity_tokens",
     "steady_concurrency",
     "steady_capacity_tokens",
+    "encoder_tokens_per_request",
     "limiting_worker",
     "limiting_group",
     "max_safe_block_id_bytes",

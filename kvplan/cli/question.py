@@ -31,7 +31,6 @@ class PlannerInput:
         available_memory: Bytes for the KV cache, one entry per worker.
         facts: What to tell a reader of the model, in order, e.g. its architecture.
         max_num_batched_tokens: Tokens of one step.
-        encoder_tokens: Tokens that the model's encoder makes of one request; None if not known.
     """
 
     label: str
@@ -39,7 +38,6 @@ class PlannerInput:
     kv_cache_specs: list[dict[str, Any]]
     available_memory: list[int]
     facts: dict[str, str] = field(default_factory=dict)
-    encoder_tokens: int | None = None
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -147,7 +145,6 @@ class ModelQuestion(Question):
             kv_cache_specs=found.kv_cache_specs,
             available_memory=_per_worker(memory, workers, config.pipeline_parallel_size),
             facts=facts,
-            encoder_tokens=found.encoder_tokens,
         )
 
     def with_options(self, **changes: Any) -> ModelQuestion:

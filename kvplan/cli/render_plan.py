@@ -130,7 +130,7 @@ def plan_lines(given: PlannerInput, plan: kvplan.Plan) -> list[tuple[str, str]]:
             f"the {plan.config.max_in_flight_tokens:,} tokens in flight counted once per engine, "
             "not once per request",
         ),
-        *(("Encoder", text) for text in encoder_lines(given, plan)),
+        *(("Encoder", text) for text in encoder_lines(plan)),
         (
             "One request",
             bill_words(plan),

@@ -91,7 +91,6 @@ class ModelPlanInput:
         dtype: The model's activation dtype.
         longest: The model's own longest request in tokens, and what it was read from.
         length_decides_specs: Whether another ``max_model_len`` can give other specs.
-        encoder_tokens: Tokens that an encoder makes of one request at most; None without one.
     """
 
     model: ModelConfig
@@ -104,7 +103,6 @@ class ModelPlanInput:
     dtype: str
     longest: tuple[int, str]
     length_decides_specs: bool
-    encoder_tokens: int | None = None
 
     def at_length(self, options: ModelOptions) -> ModelPlanInput:
         """The same model under options that differ from its own in ``max_model_len`` only.
@@ -200,7 +198,6 @@ def kv_cache_specs(
         longest=(derived, source),
         # A state's block size is the length where states are not cached.
         length_decides_specs=bool(resolution.state_layers),
-        encoder_tokens=layers.encoder_tokens,
     )
 
 
@@ -330,6 +327,8 @@ def _planning_config(layers: ModelLayers, resolution: Resolution, layout: str) -
         "enable_prefix_caching": resolution.prefix_caching,
     }
     if layers.model_type:
+    if layers.encoder_tokens is not None:
+        config["encoder_tokens_per_request"] = layers.encoder_tokens
         config["model_type"] = layers.model_type
     if method is not None:
         uses_hidden_states = method in HIDDEN_STATE_METHODS

@@ -32,6 +32,8 @@ TEST(BadInput, ConfigFieldsAreNamedWithValueAndLimit) {
       {"num_gpu_blocks_override", [](auto& c, int64_t v) { c.num_gpu_blocks_override = v; }, -1},
       {"max_num_encoder_input_tokens",
        [](auto& c, int64_t v) { c.max_num_encoder_input_tokens = v; }, kMin},
+      {"encoder_tokens_per_request", [](auto& c, int64_t v) { c.encoder_tokens_per_request = v; },
+       -1},
       {"num_prefill_lookahead_tokens",
        [](auto& c, int64_t v) { c.num_prefill_lookahead_tokens = v; }, -1},
       {"block_size", [](auto& c, int64_t v) { c.block_size = v; }, 0},

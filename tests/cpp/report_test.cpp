@@ -72,6 +72,66 @@ TEST(Capacity, InFlightTokensOncePerEngine) {
   EXPECT_EQ(c.steady_tokens, static_cast<int64_t>(c.steady_concurrency * 131072));
 }
 
+ModelBuilder encoder_decoder() {
+  KVCacheSpec cross = attention(SpecKind::kCrossAttention, 8, 64);
+  finalize(cross);
+  ModelBuilder model;
+  model.add(4, full(8, 64)).add(4, cross).worker(kGiB);
+  return model;
+}
+
+// A step's encoder tokens are charged to each request by vLLM's formula alone.
+TEST(Capacity, SteadyRequestsHoldTheirOwnEncoderTokens) {
+  PlanningConfig c = config(448);
+  c.max_num_encoder_input_tokens = 8192;
+  const Capacity unknown = capacity(checked_plan(encoder_decoder().request(), c));
+  EXPECT_EQ(unknown.encoder_tokens_per_request, 8192);
+  c.encoder_tokens_per_request = 1500;
+  const Plan plan = checked_plan(encoder_decoder().request(), c);
+  const Capacity known = capacity(plan);
+  EXPECT_EQ(known.encoder_tokens_per_request, 1500);
+  EXPECT_DOUBLE_EQ(known.max_concurrency, unknown.max_concurrency);
+  EXPECT_DOUBLE_EQ(known.max_concurrency, static_cast<double>(plan.num_blocks) / (28 + 512));
+  EXPECT_DOUBLE_EQ(unknown.steady_concurrency,
+                   static_cast<double>(plan.num_blocks - 1) / (28 + 512));
+  EXPECT_DOUBLE_EQ(known.steady_concurrency, static_cast<double>(plan.num_blocks - 1) / (28 + 94));
+  EXPECT_EQ(known.steady_tokens, static_cast<int64_t>(known.steady_concurrency * 448));
+}
+
+TEST(Capacity, SlicedSteadyRequestsHoldTheirOwnEncoderTokens) {
+  PlanningConfig c = config(448);
+  c.kv_cache_layout = KVCacheLayout::kBLNHC;
+  c.grouping = Grouping::kSliced;
+  c.max_num_encoder_input_tokens = 8192;
+  c.encoder_tokens_per_request = 1500;
+  const Plan plan = checked_plan(encoder_decoder().request(), c);
+  ASSERT_EQ(plan.groups.size(), 2u);
+  const int64_t slices[] = {plan.groups[0].slices, plan.groups[1].slices};
+  const auto blocks_of = [&](int64_t requests, int64_t encoder_pages) {
+    return (requests * 28 + slices[0] - 1) / slices[0] +
+           (requests * encoder_pages + slices[1] - 1) / slices[1];
+  };
+  const auto requests = [&](int64_t num_blocks, int64_t encoder_pages) {
+    int64_t fits = 0;
+    while (blocks_of(fits + 1, encoder_pages) <= num_blocks) ++fits;
+    return fits;
+  };
+  const Capacity found = capacity(plan);
+  EXPECT_EQ(static_cast<int64_t>(found.max_concurrency), requests(plan.num_blocks, 512));
+  EXPECT_EQ(static_cast<int64_t>(found.steady_concurrency), requests(plan.num_blocks - 1, 94));
+}
+
+TEST(Capacity, OtherModelsHaveNoEncoderTokens) {
+  ModelBuilder model;
+  model.add(2, full(8, 128)).worker(kGiB);
+  PlanningConfig c = config(448);
+  const Capacity without = capacity(checked_plan(model.request(), c));
+  c.encoder_tokens_per_request = 1500;
+  const Capacity with = capacity(checked_plan(model.request(), c));
+  EXPECT_FALSE(with.encoder_tokens_per_request);
+  EXPECT_DOUBLE_EQ(with.steady_concurrency, without.steady_concurrency);
+}
+
 TEST(Capacity, AttentionFreeModelHasNone) {
   ModelBuilder model;
   model.worker(kGiB);

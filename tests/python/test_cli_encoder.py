@@ -1,5 +1,6 @@
 """Cross attention on the command line: vLLM's formula beside what a running server holds."""
 
+import json
 import math
 import re
 
@@ -37,9 +38,38 @@ def test_a_running_server_holds_the_encoder_tokens_of_each_request(command, batc
         command, "whisper-large-v3", "--memory", "20GiB", "--max-num-batched-tokens", batch
     )
     assert f"charges each request {batch:,} encoder tokens" in text
-    found = re.search(r"1,500 at most for this model, with which ([\d.]+) requests of 448", text)
+    assert "1,500 at most for this model, as the steady figures count them" in text
+    steady = {
+        "plan": r"Steady ([\d.,]+) requests",
+        "explain": r"([\d.,]+) if they are counted once",
+    }
+    found = re.search(steady[command], text)
     assert found is not None
-    assert found[1] == f"{running_requests(batch):.2f}"
+    assert found[1] == f"{running_requests(batch):,.2f}"
+
+
+def test_the_json_has_the_encoder_tokens():
+    arguments = ("plan", "whisper-large-v3", "--memory", "20GiB", "--json")
+    answer = json.loads(run(*arguments).stdout)
+    assert answer["encoder_tokens_per_request"] == ENCODER_TOKENS
+    assert answer["config"]["encoder_tokens_per_request"] == ENCODER_TOKENS
+    assert answer["steady_concurrency"] == running_requests(8192)
+    assert answer["max_concurrency"] < answer["steady_concurrency"]
+    other = json.loads(run("plan", "llama-3.1-8b", "--memory", "40GiB", "--json").stdout)
+    assert other["encoder_tokens_per_request"] is None
+
+
+def test_a_recorded_request_that_does_not_know_them(tmp_path):
+    path = tmp_path / "request.json"
+    result = run("plan", "whisper-large-v3", "--memory", "20GiB", "--write-request", path)
+    assert result.exit_code == 0
+    recorded = json.loads(path.read_text())
+    assert recorded["config"].pop("encoder_tokens_per_request") == ENCODER_TOKENS
+    assert "as the steady figures count them" in words("plan", "--request", path)
+    path.write_text(json.dumps(recorded))
+    text = words("plan", "--request", path)
+    assert "not known here (encoder_tokens_per_request): all figures are by the formula" in text
+    assert "--max-num-batched-tokens" not in text
 
 
 def test_a_smaller_batch_is_no_advice_for_cross_attention():

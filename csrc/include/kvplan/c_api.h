@@ -79,6 +79,7 @@ typedef struct kvplan_config {
   int64_t decode_context_parallel_size;
   int64_t num_gpu_blocks_override; /* 0: not given */
   int64_t max_num_encoder_input_tokens;
+  int64_t encoder_tokens_per_request; /* 0: not known */
   int64_t num_prefill_lookahead_tokens;
   int32_t mamba_align; /* 1: mamba_cache_mode "align" */
   int32_t disable_hybrid_kv_cache_manager;

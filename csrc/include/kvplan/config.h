@@ -45,6 +45,9 @@ struct PlanningConfig {
   MambaCacheMode mamba_cache_mode = MambaCacheMode::kNone;
   bool disable_hybrid_kv_cache_manager = false;
   int64_t max_num_encoder_input_tokens = 0;
+  /// Tokens that the encoder makes of one request. vLLM's formula charges each request those of a
+  /// whole step, a running server only its own; none: not known, so the steady figures do as well.
+  std::optional<int64_t> encoder_tokens_per_request;
   int64_t num_prefill_lookahead_tokens = 0;
   int64_t block_size = 16;  ///< `cache_config.block_size`, the scheduler's for a single group
   bool enable_prefix_caching = true;

@@ -114,6 +114,9 @@ struct Capacity {
   int64_t usable_tokens = 0;      ///< the same without the null block
   double steady_concurrency = 0;  ///< in-flight tokens counted once per engine
   int64_t steady_tokens = 0;
+  /// What the steady figures charge each request of an encoder's tokens; none without cross
+  /// attention.
+  std::optional<int64_t> encoder_tokens_per_request;
 };
 
 /// The answer for all workers. Immutable.

@@ -40,6 +40,7 @@ struct Config {
     decode_context_parallel_size: i64,
     num_gpu_blocks_override: i64,
     max_num_encoder_input_tokens: i64,
+    encoder_tokens_per_request: i64,
     num_prefill_lookahead_tokens: i64,
     mamba_align: i32,
     disable_hybrid_kv_cache_manager: i32,
