@@ -632,6 +632,7 @@ class GroupReport:
     """
     One group's share of a request.
     """
+    def __repr__(self) -> str: ...
     @property
     def block_size(self) -> int:
         """
@@ -708,6 +709,7 @@ class WorkerReport:
     """
     What one worker has and needs.
     """
+    def __repr__(self) -> str: ...
     @property
     def available_bytes(self) -> int: ...
     @property
@@ -739,6 +741,7 @@ class Plan:
     """
     The KV cache of all workers, and why it is as it is.
     """
+    def __repr__(self) -> str: ...
     def _kv_cache_groups(self, arg0: int) -> list: ...
     def _kv_cache_tensors(self, arg0: int) -> list: ...
     def _log_notices(self) -> None: ...
@@ -883,6 +886,7 @@ class GroupingPoint:
     """
     One way to group a model's layers.
     """
+    def __repr__(self) -> str: ...
     @property
     def bound_bytes(self) -> int:
         """
@@ -928,6 +932,7 @@ class Frontier:
     """
     Groupings of which none beats another in groups and bytes.
     """
+    def __repr__(self) -> str: ...
     @property
     def chosen(self) -> GroupingPoint:
         """
@@ -963,6 +968,7 @@ class SlicedPoint:
     """
     One group a kind of cache, and the slices of the pool's blocks.
     """
+    def __repr__(self) -> str: ...
     @property
     def bytes_per_block(self) -> int:
         """
@@ -1053,6 +1059,7 @@ class BlockPool:
         self, num_blocks: int, *, enable_caching: bool = True, enable_events: bool = False
     ) -> None: ...
     def __len__(self) -> int: ...
+    def __repr__(self) -> str: ...
     def block_hash(self, block_id: int) -> typing.Any:
         """
         (hash, group_id), or None.
@@ -1195,6 +1202,7 @@ class SlicedBlockPool:
         own_first_above: float = 0.015625,
     ) -> None: ...
     def __len__(self) -> int: ...
+    def __repr__(self) -> str: ...
     def allocate(
         self,
         num_new: collections.abc.Sequence[int],

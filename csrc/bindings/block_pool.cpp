@@ -15,6 +15,7 @@
 #include "bindings/bindings.h"
 #include "bindings/block_arrays.h"
 #include "bindings/prefix_cache_calls.h"
+#include "bindings/short_repr.h"
 
 namespace py = pybind11;
 
@@ -87,6 +88,14 @@ void bind_event(py::module_& m) {
       .def_property_readonly("parent_hash", &event_parent, "Hash before the first of `hashes`.")
       .def("__eq__", [](const BlockPoolEvent& a, const BlockPoolEvent& b) { return a == b; })
       .def("__repr__", &event_repr);
+}
+
+std::string pool_repr(const BlockPool& pool) {
+  return ShortRepr("BlockPool")
+      .add("num_blocks", pool.num_blocks())
+      .add("num_free_blocks", pool.num_free_blocks())
+      .add("num_cached_hashes", pool.num_cached_hashes())
+      .str();
 }
 
 }  // namespace
@@ -174,6 +183,7 @@ enable_events: queue changes of the prefix cache for take_events().)")
           "Free blocks in the order in which they will be handed out, int32.")
       .def("check_invariants", &BlockPool::check_invariants,
            "Raises BlockPoolError if the pool contradicts itself. O(num_blocks).")
+      .def("__repr__", &pool_repr)
       .def("__len__", &BlockPool::num_blocks);
 }
 

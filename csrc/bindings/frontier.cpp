@@ -1,6 +1,7 @@
 #include "bindings/bindings.h"
 #include "bindings/planning_config.h"
 #include "bindings/session.h"
+#include "bindings/short_repr.h"
 #include "kvplan/compact.h"
 #include "kvplan/sliced.h"
 
@@ -32,6 +33,41 @@ std::optional<SlicedPoint> compute_sliced_point(py::handle config, py::handle kv
   return sliced_point(session.request(), c);
 }
 
+py::tuple slices_of(const SlicedPoint& p) {
+  py::tuple slices(p.slices.size());
+  for (size_t i = 0; i < p.slices.size(); ++i) slices[i] = p.slices[i];
+  return slices;
+}
+
+std::string point_repr(const GroupingPoint& p) {
+  return ShortRepr("GroupingPoint")
+      .add("num_groups", p.num_groups)
+      .add("max_layers_per_group", p.max_layers_per_group)
+      .add("bytes_per_block", p.bytes_per_block)
+      .add("request_bytes", p.request_bytes)
+      .add("is_vllm", p.is_vllm)
+      .str();
+}
+
+std::string frontier_repr(const Frontier& f) {
+  return ShortRepr("Frontier")
+      .add("reference_model_len", f.reference_model_len)
+      .add("points", f.points.size())
+      .add("chosen", f.points.at(f.chosen))
+      .add("exact", f.exact)
+      .str();
+}
+
+std::string sliced_repr(const SlicedPoint& p) {
+  return ShortRepr("SlicedPoint")
+      .add("num_groups", p.num_groups)
+      .add("slices", slices_of(p))
+      .add("bytes_per_block", p.bytes_per_block)
+      .add("request_bytes", p.request_bytes)
+      .add("request_blocks", p.request_blocks)
+      .str();
+}
+
 }  // namespace
 
 void bind_frontier(py::module_& m) {
@@ -53,6 +89,7 @@ void bind_frontier(py::module_& m) {
   number("bound_bytes", &GroupingPoint::bound_bytes,
          "No grouping with as many groups takes fewer bytes than this.");
   number("is_vllm", &GroupingPoint::is_vllm, "Whether this is vLLM's own grouping.");
+  point.def("__repr__", &point_repr);
 
   py::class_<Frontier>(m, "Frontier", "Groupings of which none beats another in groups and bytes.")
       .def_readonly("reference_model_len", &Frontier::reference_model_len,
@@ -75,7 +112,8 @@ void bind_frontier(py::module_& m) {
       .def_readonly("lower_bound_bytes", &Frontier::lower_bound_bytes,
                     "Bytes of a request of the reference length without any padding.")
       .def_readonly("exact", &Frontier::exact,
-                    "Whether every point is proven to be the best for its number of groups.");
+                    "Whether every point is proven to be the best for its number of groups.")
+      .def("__repr__", &frontier_repr);
 
   py::class_<SlicedPoint> sliced(m, "SlicedPoint",
                                  "One group a kind of cache, and the slices of the pool's blocks.");
@@ -96,14 +134,8 @@ void bind_frontier(py::module_& m) {
                 "Bytes of the slices of a request of one token.");
   sliced_number("exact", &SlicedPoint::exact,
                 "Whether no other slices of these groups are cheaper.");
-  sliced.def_property_readonly(
-      "slices",
-      [](const SlicedPoint& p) {
-        py::tuple slices(p.slices.size());
-        for (size_t i = 0; i < p.slices.size(); ++i) slices[i] = p.slices[i];
-        return slices;
-      },
-      "Slices of each group, in group order.");
+  sliced.def_property_readonly("slices", &slices_of, "Slices of each group, in group order.")
+      .def("__repr__", &sliced_repr);
   m.def(
       "sliced_point",
       [](py::handle config, py::handle kv_cache_specs, py::handle available_memory) {

@@ -7,6 +7,7 @@
 #include "bindings/field_conversion.h"
 #include "bindings/planning_config.h"
 #include "bindings/session.h"
+#include "bindings/short_repr.h"
 #include "kvplan/errors.h"
 
 namespace py = pybind11;
@@ -138,6 +139,38 @@ py::list kv_cache_configs(py::object self) {
   return list;
 }
 
+std::string group_repr(const GroupReportObject& g) {
+  ShortRepr repr("GroupReport");
+  repr.add("kind", g.kind)
+      .add("num_layers", g.layer_names.size())
+      .add("block_size", g.block_size)
+      .add("page_size_bytes", g.report.page_size_bytes)
+      .add("padding_bytes", g.report.padding_bytes);
+  if (g.report.slices > 1) repr.add("slices", g.report.slices);
+  return repr.add("pages_per_request", g.report.pages_per_request).str();
+}
+
+std::string worker_repr(const WorkerReportObject& w) {
+  return ShortRepr("WorkerReport")
+      .add("available_bytes", w.worker.available_bytes)
+      .add("num_blocks", w.worker.num_blocks)
+      .add("bytes_per_block", w.bytes_per_block)
+      .add("num_layers", w.num_layers)
+      .add("request_bytes", w.request_bytes)
+      .str();
+}
+
+std::string plan_repr(PlanObject& self) {
+  return ShortRepr("Plan")
+      .add("max_model_len", self.plan.config.max_model_len)
+      .add("num_blocks", self.plan.num_blocks)
+      .add("bytes_per_block", self.why().bytes_per_block)
+      .add("max_concurrency", self.room().max_concurrency)
+      .add("groups", self.plan.groups.size())
+      .add("workers", self.plan.workers.size())
+      .str();
+}
+
 /// One entry a worker; workers with the same layers must agree.
 void set_bytes_per_block(PlanRequest& request, const py::object& bytes_per_block) {
   size_t worker = 0;
@@ -180,7 +213,8 @@ void bind_plan(py::module_& m) {
       .def_readonly("layer_names", &GroupReportObject::layer_names)
       .def_readonly("is_eagle_group", &GroupReportObject::is_eagle_group)
       .def_property_readonly("num_layers",
-                             [](const GroupReportObject& g) { return py::len(g.layer_names); });
+                             [](const GroupReportObject& g) { return py::len(g.layer_names); })
+      .def("__repr__", &group_repr);
   const auto number = [&](const char* name, auto member, const char* doc) {
     group.def_property_readonly(
         name, [member](const GroupReportObject& g) { return g.report.*member; }, doc);
@@ -229,7 +263,8 @@ void bind_plan(py::module_& m) {
       .def_readonly("request_bytes", &WorkerReportObject::request_bytes,
                     "Bytes that one request of the planned length holds.")
       .def_readonly("max_model_len", &WorkerReportObject::max_model_len,
-                    "The longest request that would fit this worker.");
+                    "The longest request that would fit this worker.")
+      .def("__repr__", &worker_repr);
 
   py::class_<PlanObject> cls(m, "Plan", "The KV cache of all workers, and why it is as it is.");
   const auto from_plan = [&](const char* name, auto function, const char* doc) {
@@ -310,7 +345,8 @@ void bind_plan(py::module_& m) {
            [](const PlanObject& self, size_t max_violations) {
              return violation_list(check(self.plan, max_violations));
            })
-      .def("_log_notices", [](const PlanObject& self) { log_notices(self.plan.notices); });
+      .def("_log_notices", [](const PlanObject& self) { log_notices(self.plan.notices); })
+      .def("__repr__", &plan_repr);
   m.def("plan", &make_plan, py::arg("config"), py::arg("kv_cache_specs"),
         py::arg("available_memory"), py::arg("kv_cache_groups") = py::none(),
         py::arg("bytes_per_block") = py::none(),

@@ -12,6 +12,7 @@
 #include "bindings/bindings.h"
 #include "bindings/block_arrays.h"
 #include "bindings/prefix_cache_calls.h"
+#include "bindings/short_repr.h"
 
 namespace kvplan::bindings {
 namespace {
@@ -159,6 +160,15 @@ std::optional<int64_t> owner(const SlicedBlockPool& pool, int64_t large_id) {
   const std::optional<PoolGroupId> group = pool.owner(large_id);
   if (!group) return std::nullopt;
   return static_cast<int64_t>(*group);
+}
+
+std::string pool_repr(const SlicedBlockPool& pool) {
+  return ShortRepr("SlicedBlockPool")
+      .add("num_large_blocks", pool.num_large_blocks())
+      .add("slices", slices(pool))
+      .add("num_free_large_blocks", pool.num_free_large_blocks())
+      .add("num_cached_hashes", pool.num_cached_hashes())
+      .str();
 }
 
 }  // namespace
@@ -321,6 +331,7 @@ every source and destination occurs once, and none is both. Those of two calls k
            "The hash of a block, or None.")
       .def("check_invariants", &SlicedBlockPool::check_invariants,
            "Raises BlockPoolError if the pool contradicts itself. O(slices).")
+      .def("__repr__", &pool_repr)
       .def("__len__", &SlicedBlockPool::num_large_blocks);
 }
 
