@@ -317,6 +317,14 @@ void bind_plan(py::module_& m) {
   room("steady_concurrency", &Capacity::steady_concurrency,
        "Requests at once when in-flight tokens are counted once per engine.");
   room("steady_capacity_tokens", &Capacity::steady_tokens, "Tokens of that many requests.");
+  cls.def_property_readonly(
+      "encoder_tokens_per_request",
+      [](PlanObject& self) -> py::object {
+        const std::optional<int64_t>& tokens = self.room().encoder_tokens_per_request;
+        return tokens ? py::object(py::int_(*tokens)) : py::none();
+      },
+      "Encoder tokens that the steady figures charge each request: the config's, or where it has\n"
+      "none max_num_encoder_input_tokens, as vLLM's formula does. None without cross attention.");
   cls.def_property_readonly("groups", &group_reports, "A GroupReport for each group.")
       .def_property_readonly("workers", &worker_reports, "A WorkerReport for each worker.")
       .def_property_readonly("warnings", &warnings, "What a log would warn of.")
@@ -353,14 +361,6 @@ void bind_plan(py::module_& m) {
         "Plan the KV cache of all workers.\n\n"
         "config: a PlanningConfig or anything shaped like a VllmConfig; it is not changed.\n"
         "kv_cache_specs: one dict of layer names to specs for each worker.\n"
-  cls.def_property_readonly(
-      "encoder_tokens_per_request",
-      [](PlanObject& self) -> py::object {
-        const std::optional<int64_t>& tokens = self.room().encoder_tokens_per_request;
-        return tokens ? py::object(py::int_(*tokens)) : py::none();
-      },
-      "Encoder tokens that the steady figures charge each request: the config's, or where it has\n"
-      "none max_num_encoder_input_tokens, as vLLM's formula does. None without cross attention.");
         "available_memory: bytes for the KV cache of each worker.\n"
         "kv_cache_groups: the model's groups, where they are known already.\n"
         "bytes_per_block: what a block takes on each worker, where a builder places the groups;\n"

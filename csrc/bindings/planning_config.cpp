@@ -8,6 +8,7 @@
 #include "bindings/bindings.h"
 #include "bindings/field_conversion.h"
 #include "bindings/interned_name.h"
+#include "bindings/unknown_fields.h"
 #include "kvplan/errors.h"
 #include "planning/config_fields.h"
 
@@ -153,16 +154,13 @@ PlanningConfig make_planning_config(const py::kwargs& kwargs) {
     ++used;
     read_config_field(value, name, config.*member);
   });
+  if (used < kwargs.size()) {
+    std::vector<std::string> known;
+    for_each_config_field([&](const char* name, auto) { known.emplace_back(name); });
+    refuse_unknown_fields("PlanningConfig", kwargs, known);
+  }
   if (!kwargs.contains("max_model_len")) {
     throw py::type_error("PlanningConfig needs max_model_len (tokens)");
-  }
-  if (used < kwargs.size()) {
-    for (const auto& item : kwargs) {
-      const auto key = item.first.cast<std::string>();
-      bool known = false;
-      for_each_config_field([&](const char* name, auto) { known = known || key == name; });
-      if (!known) throw py::type_error("PlanningConfig has no field " + key);
-    }
   }
   validate(config);
   return config;

@@ -8,6 +8,7 @@
 #include "bindings/field_conversion.h"
 #include "bindings/planning_config.h"
 #include "bindings/spec_object.h"
+#include "bindings/unknown_fields.h"
 #include "kvplan/checked.h"
 #include "kvplan/page_demand.h"
 #include "planning/spec_fields.h"
@@ -79,6 +80,11 @@ void read_head_size_v(py::handle in, KVCacheSpec& spec) {
 KVCacheSpec build(SpecKind kind, const py::args& args, const py::kwargs& kwargs) {
   KVCacheSpec spec = default_spec(kind);
   const std::string name(class_name(kind));
+  const auto refuse_unknown = [&] {
+    std::vector<std::string> known;
+    for_each_field(kind, [&](const auto& field) { known.emplace_back(field.name); });
+    refuse_unknown_fields(name, kwargs, known);
+  };
   size_t position = 0;
   size_t used = 0;
   for_each_field(kind, [&](const auto& field) {
@@ -98,6 +104,7 @@ KVCacheSpec build(SpecKind kind, const py::args& args, const py::kwargs& kwargs)
         read_field(by_keyword, field.name, spec.*field.member);
       }
     } else if (field.use == FieldUse::kRequired) {
+      refuse_unknown();  // perhaps this one, misspelled
       throw py::type_error(name + " needs " + key);
     }
   });
@@ -105,14 +112,7 @@ KVCacheSpec build(SpecKind kind, const py::args& args, const py::kwargs& kwargs)
     throw py::type_error(name + " takes " + std::to_string(position) +
                          " positional arguments, got " + std::to_string(args.size()));
   }
-  if (used < kwargs.size()) {
-    for (const auto& item : kwargs) {
-      const auto key = item.first.cast<std::string>();
-      bool known = false;
-      for_each_field(kind, [&](const auto& field) { known = known || field.name == key; });
-      if (!known) throw py::type_error(name + " has no field " + key);
-    }
-  }
+  if (used < kwargs.size()) refuse_unknown();
   finalize(spec);
   return spec;
 }
