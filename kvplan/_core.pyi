@@ -767,15 +767,15 @@ class Plan:
         With the fitted length.
         """
     @property
-    def fixed_bytes_per_request(self) -> int:
-        """
-        Bytes of a request in groups that have stopped growing.
     def encoder_tokens_per_request(self) -> typing.Any:
         """
         Encoder tokens that the steady figures charge each request: the config's, or where it has
         none max_num_encoder_input_tokens, as vLLM's formula does. None without cross attention.
         """
     @property
+    def fixed_bytes_per_request(self) -> int:
+        """
+        Bytes of a request in groups that have stopped growing.
         """
     @property
     def groups(self) -> list:

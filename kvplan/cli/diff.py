@@ -11,7 +11,7 @@ import click
 
 import kvplan
 from kvplan.cli.deployment_options import read_question
-from kvplan.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_stderr
+from kvplan.cli.failures import DOES_NOT_FIT, FITS, BadInput, does_not_fit, say_on_stderr
 from kvplan.cli.plan_json import plan_numbers
 from kvplan.cli.question import PlannerInput
 
@@ -50,7 +50,7 @@ def command(sides: tuple[str, ...]) -> int:
         render_diff(make_console(), *pair, _headers(pair, a, b))
     for given, plan in pair:
         if isinstance(plan, kvplan.NotEnoughMemory):
-            say_on_stderr(f"kvplan: {given.label} does not fit: {str(plan).strip()}")
+            say_on_stderr(f"kvplan: {does_not_fit(given.label, plan)}")
     fits = all(isinstance(plan, kvplan.Plan) for _, plan in pair)
     return FITS if fits else DOES_NOT_FIT
 

@@ -9,7 +9,7 @@ import click
 
 import kvplan
 from kvplan.cli.deployment_options import deployment_options, read_question
-from kvplan.cli.failures import DOES_NOT_FIT, FITS, BadInput
+from kvplan.cli.failures import DOES_NOT_FIT, FITS, BadInput, does_not_fit
 from kvplan.cli.fit_search import try_plan
 from kvplan.cli.knobs import PLENTY, plan_with_plenty
 from kvplan.cli.question import Question
@@ -38,9 +38,10 @@ def command(as_json: bool, **values: Any) -> int:
             raise BadInput("--max-model-len auto fits the context to --memory; give that, too")
         question = question.with_memory((PLENTY,))
     given = question.planner_input()
-    plan = given.plan() if values["max_model_len"] == "auto" else plan_with_plenty(question)
+    auto = values["max_model_len"] == "auto"
+    plan = given.plan_or_refuse() if auto else plan_with_plenty(question)
     if plan is None:
-        given.plan()  # raises the reason
+        given.plan_or_refuse()  # raises the reason
         raise BadInput(f"{given.label} cannot be planned")
     actual = try_plan(question) if knows_memory else None
     fits = actual is not None or not knows_memory
@@ -58,7 +59,8 @@ def command(as_json: bool, **values: Any) -> int:
         for line in explain_lines(given, plan, actual, by_length):
             console.print(line, markup=False)
         if not fits:
-            console.print("That does not fit: 'kvplan plan' says what would help.", markup=False)
+            hint = "'kvplan plan' says what would help."
+            console.print(does_not_fit(given.label, hint), markup=False)
     return FITS if fits else DOES_NOT_FIT
 
 

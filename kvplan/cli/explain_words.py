@@ -6,7 +6,7 @@ from typing import Any
 
 import kvplan
 from kvplan.cli.encoder_words import encoder_lines
-from kvplan.cli.fixed_part import fixed_from_tokens, spec_fixed_from
+from kvplan.cli.fixed_part import fixed_words, spec_fixed_from
 from kvplan.cli.group_rows import GroupRow, group_rows, held_bytes, is_sliced
 from kvplan.cli.plan_json import plan_numbers
 from kvplan.cli.question import PlannerInput
@@ -116,33 +116,24 @@ def _why(plan: kvplan.Plan, row: GroupRow) -> str:
                 "tokens of a whole step; a running server holds those of the request's own input."
             )
         case "CircularBufferSpec":
-            return "A ring of one block, whatever the length."
+            return "A ring of one block has the same size at any length."
     return "It holds the same at any length."
 
 
 def _total(plan: kvplan.Plan) -> str:
     parts = []
     if plan.fixed_bytes_per_request:
-        parts.append(f"{format_size(plan.fixed_bytes_per_request)}{_fixed(plan)}")
+        parts.append(f"{format_size(plan.fixed_bytes_per_request)} {fixed_words(plan)}")
     if plan.bytes_per_token:
         parts.append(f"{format_size(plan.bytes_per_token)} for each token")
     padding = sum(group.padding_bytes * group.pages_per_request for group in plan.groups)
-    text = f"Together: {' and '.join(parts).removesuffix(',')}."
+    text = f"Together: {' and '.join(parts)}."
     if padding:
         text += (
             f" {format_size(padding)} of it is padding ({padding / held_bytes(plan):.1%} of the "
             "request)."
         )
     return text
-
-
-def _fixed(plan: kvplan.Plan) -> str:
-    """From where on the part that stops growing has stopped."""
-    start = fixed_from_tokens(plan)
-    if start is None or start > plan.max_model_len:
-        until = "" if start is None else f" up to {start:,} tokens"
-        return f", growing with the length{until},"
-    return " whatever the length" if start == 1 else f" at most, from {start:,} tokens on,"
 
 
 def _pool(actual: kvplan.Plan) -> str:

@@ -72,18 +72,18 @@ def wrapped(text: str, width: int) -> str:
     )
 
 
-def _describe(error: Exception) -> tuple[str, int]:
-    # Imported here: an error of click alone needs none of the planner's classes.
-    import kvplan
+def does_not_fit(label: str, reason: object) -> str:
+    """The one wording of it: what does not fit, and why."""
+    return f"{label} does not fit: {str(reason).strip()}"
 
+
+def _describe(error: Exception) -> tuple[str, int]:
     if isinstance(error, click.Abort):
         return "interrupted", INTERRUPTED
     if isinstance(error, click.UsageError):
         return _usage(error), BAD_INPUT
     if isinstance(error, click.ClickException):
         return error.format_message(), error.exit_code
-    if isinstance(error, kvplan.NotEnoughMemory):
-        return f"does not fit: {str(error).strip()}", DOES_NOT_FIT
     if isinstance(error, (ValueError, NotImplementedError, AssertionError)):
         return str(error).strip() or type(error).__name__, BAD_INPUT
     if isinstance(error, OSError):

@@ -26,6 +26,16 @@ def fixed_from_tokens(plan: kvplan.Plan) -> int | None:
     return max(known, default=1) if len(known) == len(froms) else None
 
 
+def fixed_words(plan: kvplan.Plan) -> str:
+    """From where on the part of a request that stops growing has stopped."""
+    start = fixed_from_tokens(plan)
+    if start is None:
+        return "growing"
+    if start > plan.max_model_len:
+        return f"growing up to {start:,} tokens"
+    return "fixed" if start == 1 else f"fixed from {start:,} tokens on"
+
+
 def spec_fixed_from(spec: KVCacheSpec, config: kvplan.PlanningConfig) -> int | None:
     """The same of one layer; found by asking for the bytes of requests of other lengths."""
 

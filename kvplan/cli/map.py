@@ -47,7 +47,7 @@ def command(output: Path, **values: Any) -> int:
     given = question.planner_input()
     plan = None if knows_memory else plan_with_plenty(question)
     if plan is None:
-        plan = given.plan()
+        plan = given.plan_or_refuse()
     if not plan.groups:
         raise BadInput(f"{given.label} has no layer with a KV cache, so there is nothing to draw")
     picture = _svg(given.label, plan, with_buffer=knows_memory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan.cli.failures import DoesNotFit
+from kvplan.cli.failures import DoesNotFit, does_not_fit
 from kvplan.cli.sizes import format_size
 
 #: Activations, CUDA graphs and the CUDA context of a usual deployment.
@@ -27,18 +27,25 @@ class MemoryEstimate:
     weights_bytes: int
     overhead_bytes: int = DEFAULT_OVERHEAD
 
-    def kv_cache_bytes(self, num_gpus: int) -> int:
-        """Bytes left on each GPU. Raises DoesNotFit where nothing is left."""
-        usable = int(self.gpu_bytes * self.utilization)
-        left = usable - -(-self.weights_bytes // num_gpus) - self.overhead_bytes
+    def kv_cache_bytes(self, num_gpus: int, label: str) -> int:
+        """Bytes left on each GPU. Raises DoesNotFit, which names the model, where nothing is."""
+        left = self._left(num_gpus)
         if left <= 0:
-            raise DoesNotFit(
-                f"does not fit: the weights' share of {format_size(self.weights_bytes / num_gpus)} "
-                f"and {format_size(self.overhead_bytes)} overhead leave nothing of the "
-                f"{format_size(usable)} that may be used of each GPU (estimated); use more GPUs "
-                "with --tp, or a larger --gpu-memory-utilization"
+            reason = (
+                f"the weights' share of {format_size(self.weights_bytes / num_gpus)} and "
+                f"{format_size(self.overhead_bytes)} overhead leave nothing of the "
+                f"{format_size(self._usable)} that may be used of each GPU (estimated); use more "
+                "GPUs with --tp, or a larger --gpu-memory-utilization"
             )
+            raise DoesNotFit(does_not_fit(label, reason))
         return left
+
+    @property
+    def _usable(self) -> int:
+        return int(self.gpu_bytes * self.utilization)
+
+    def _left(self, num_gpus: int) -> int:
+        return self._usable - -(-self.weights_bytes // num_gpus) - self.overhead_bytes
 
     def words(self, num_gpus: int) -> str:
         """The sum, for a reader."""
@@ -46,5 +53,5 @@ class MemoryEstimate:
             f"{format_size(self.gpu_bytes)} x {self.utilization:g} - "
             f"{format_size(self.weights_bytes / num_gpus)} weights - "
             f"{format_size(self.overhead_bytes)} overhead = "
-            f"{format_size(self.kv_cache_bytes(num_gpus))}, ESTIMATED"
+            f"{format_size(self._left(num_gpus))}, ESTIMATED"
         )

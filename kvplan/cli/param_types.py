@@ -98,7 +98,9 @@ def _json_object(text: str) -> dict[str, Any]:
             f'{text!r} is not JSON; write e.g. \'{{"method": "mtp", "num_speculative_tokens": 1}}\''
         ) from None
     if not isinstance(value, dict):
-        raise ValueError(f"{text!r} is a JSON {type(value).__name__}, not an object")
+        from kvplan.models.json_words import json_type
+
+        raise ValueError(f"{text!r} is {json_type(value)}, not an object")
     return value
 
 

@@ -10,7 +10,7 @@ import click
 
 import kvplan
 from kvplan.cli.deployment_options import deployment_options, read_question
-from kvplan.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_stderr
+from kvplan.cli.failures import DOES_NOT_FIT, FITS, BadInput, does_not_fit, say_on_stderr
 from kvplan.cli.knobs import find_knobs, knobs_of_failure
 from kvplan.cli.question import PlannerInput, Question
 
@@ -82,7 +82,7 @@ def _refuse(
         from kvplan.cli.plan_json import failure_dict
 
         click.echo(json.dumps(failure_dict(given, error, knobs), indent=2))
-    lines = [f"kvplan: {given.label} does not fit: {str(error).strip()}"]
+    lines = [f"kvplan: {does_not_fit(given.label, error)}"]
     if knobs:
         lines += ["Any one of these would help:", *(f"  {knob}" for knob in knobs)]
     say_on_stderr("\n".join(lines))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import kvplan
-from kvplan.cli.failures import BadInput
+from kvplan.cli.failures import BadInput, DoesNotFit, does_not_fit
 
 if TYPE_CHECKING:
     from kvplan.cli.memory_estimate import MemoryEstimate
@@ -54,6 +54,13 @@ class Question:
 
     config_changes: Mapping[str, Any]
     memory: Sequence[int]
+
+    def plan_or_refuse(self) -> kvplan.Plan:
+        """The same for who asks no further; `DoesNotFit` then names what does not fit."""
+        try:
+            return self.plan()
+        except kvplan.NotEnoughMemory as error:
+            raise DoesNotFit(does_not_fit(self.label, error)) from None
 
     def with_config(self, **changes: Any) -> Question:
         """The same question under other fields of `PlanningConfig`."""
@@ -137,7 +144,7 @@ class ModelQuestion(Question):
             facts["attention backends"] = ", ".join(found.backends)
         memory = self.memory
         if not memory and self.estimate is not None:
-            memory = (self.estimate.kv_cache_bytes(workers),)
+            memory = (self.estimate.kv_cache_bytes(workers, found.model.source),)
             facts["memory"] = self.estimate.words(workers)
         return PlannerInput(
             label=found.model.source,

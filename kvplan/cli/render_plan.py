@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import kvplan
 from kvplan.cli.encoder_words import encoder_lines
-from kvplan.cli.fixed_part import fixed_from_tokens
+from kvplan.cli.fixed_part import fixed_words
 from kvplan.cli.group_rows import GroupRow, group_rows, held_bytes, is_sliced
 from kvplan.cli.knobs import Knob
 from kvplan.cli.question import PlannerInput
@@ -161,20 +161,10 @@ def bill_words(plan: kvplan.Plan) -> str:
     """What one request of the planned length holds: fixed, and per token."""
     parts = []
     if plan.fixed_bytes_per_request:
-        parts.append(f"{format_size(plan.fixed_bytes_per_request)} {_fixed(plan)}")
+        parts.append(f"{format_size(plan.fixed_bytes_per_request)} {fixed_words(plan)}")
     if plan.bytes_per_token:
         parts.append(f"{format_size(plan.bytes_per_token)} per token")
     return f"{format_size(plan.request_bytes)} = {' + '.join(parts)}"
-
-
-def _fixed(plan: kvplan.Plan) -> str:
-    """From where on the part that stops growing has stopped."""
-    start = fixed_from_tokens(plan)
-    if start is None:
-        return "growing"
-    if start > plan.max_model_len:
-        return f"growing up to {start:,} tokens"
-    return "fixed" if start == 1 else f"fixed from {start:,} tokens on"
 
 
 def _context(plan: kvplan.Plan) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from kvplan.models.errors import ModelError
 from kvplan.models.hub import FileNotOnHub, HubModel, hub_model
 
+from kvplan.models.json_words import json_type
 #: A config.json is a few kilobytes; anything larger is some other file.
 MAX_CONFIG_BYTES = 16 << 20
 
@@ -152,5 +153,5 @@ def _parse(text: str, source: str) -> dict[str, Any]:
         where = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
         raise ModelError(f"{source} is not valid JSON{where}") from None
     if not isinstance(config, dict):
-        raise ModelError(f"{source} holds a JSON {type(config).__name__}, not an object")
+        raise ModelError(f"{source} holds {json_type(config)}, not an object")
     return config

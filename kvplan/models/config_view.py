@@ -7,6 +7,7 @@ from typing import Any
 
 from kvplan.models.class_defaults import class_defaults, transformers_installed
 from kvplan.models.errors import MissingKey, ModelError
+from kvplan.models.json_words import json_type
 from kvplan.models.value_types import check_value_types
 
 _ABSENT = object()
@@ -120,7 +121,7 @@ class ConfigView:
         """A required list of whole numbers, of a given length if one is named."""
         value = self.require(key)
         if not isinstance(value, list):
-            raise ModelError(f"{self.where}.{key} must be a list; got {type(value).__name__}")
+            raise ModelError(f"{self.where}.{key} must be a list; got {json_type(value)}")
         if length is not None and len(value) < length:
             raise ModelError(
                 f"{self.where}.{key} has {len(value)} entries, but the model has {length} layers"
@@ -136,7 +137,7 @@ class ConfigView:
         """
         value = self.require(key)
         if not isinstance(value, dict):
-            raise ModelError(f"{self.where}.{key} must be an object; got {type(value).__name__}")
+            raise ModelError(f"{self.where}.{key} must be an object; got {json_type(value)}")
         return ConfigView(value, f"{self.where}.{key}")
 
     def layer_types(self, num_layers: int) -> list[str] | None:

@@ -30,7 +30,7 @@ def test_words():
     assert "It keeps 1,023 tokens of the window and the 16,384 tokens in flight" in text
     assert "Group 6 with 10 layers (5-59 by 6) of full attention: 8,192 blocks" in text
     assert "One more block every 16 tokens." in text
-    assert "7.98 GiB at most, from 17,393 tokens on, and 80 KiB for each token" in text
+    assert "7.98 GiB fixed from 17,393 tokens on and 80 KiB for each token" in text
     assert "1.67 such requests at once" in text
 
 
@@ -64,10 +64,10 @@ def test_what_is_fixed_is_so_from_the_length_said(name):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("gemma-2-9b",), "growing with the length up to 20,465 tokens"),
+        (("gemma-2-9b",), "growing up to 20,465 tokens"),
         (
             ("gemma-3-12b", "--max-model-len", "500"),
-            "165 MiB, growing with the length up to 17,393",
+            "165 MiB growing up to 17,393 tokens",
         ),
         (("llama-4-scout", "--max-model-len", "20000"), "shorter than its chunk"),
     ],
@@ -75,7 +75,7 @@ def test_what_is_fixed_is_so_from_the_length_said(name):
 def test_a_short_request_is_not_said_to_cost_the_same_at_any_length(args, words):
     text = " ".join(run("explain", *args).stdout.split())
     assert words in text
-    assert "whatever the length" not in text
+    assert " fixed" not in text
     assert "hold no more" not in text
     plan = run("plan", *args, "--memory", "100GiB").stdout
     assert "growing up to" in plan
@@ -90,7 +90,25 @@ def test_states_do_not_grow():
 def test_does_not_fit():
     result = run("explain", "gemma-3-27b", "--memory", "3GiB")
     assert result.exit_code == DOES_NOT_FIT
-    assert "does not fit" in result.stdout
+    assert "gemma-3-27b does not fit: 'kvplan plan' says what would help." in result.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("plan",),
+        ("diff", "gemma-3-27b"),
+        ("explain", "--max-model-len", "auto"),
+        ("map", "-o", "m.svg"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_says_alike_what_does_not_fit(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name, *options = command
+    result = run(name, "gemma-3-27b", *options, "--memory", "1KiB")
+    assert result.exit_code == DOES_NOT_FIT
+    assert result.stderr.startswith("kvplan: gemma-3-27b does not fit: ")
 
 
 def test_auto_needs_memory():

@@ -57,6 +57,7 @@ def test_the_gpu_decides_the_backend():
 def test_weights_alone_are_too_large():
     result = run(*LLAMA, "--gpu", "H100", "--weights", "141GB")
     assert result.exit_code == DOES_NOT_FIT
+    assert result.stderr.startswith("kvplan: llama-3.1-70b does not fit: the weights' share of ")
     assert "--tp" in result.stderr
     gpus = run("fit", "llama-3.1-70b", "--gpu", "H100", "--weights", "141GB", "--find", "gpus")
     assert gpus.stdout.startswith("--tp 4:")

@@ -634,9 +634,16 @@ def test_files_that_are_not_configs(tmp_path):
     path.write_text("{not json")
     with pytest.raises(ModelError, match=r"is not valid JSON \(line 1\)"):
         models.load(path)
-    path.write_text("[1, 2]")
-    with pytest.raises(ModelError, match="holds a JSON list, not an object"):
-        models.load(path)
+    for text, words in (
+        ("[1, 2]", "a list"),
+        ("null", "null"),
+        ("3", "a number"),
+        ("true", "true or false"),
+        ('"x"', "a string"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ModelError, match=f"holds {words}, not an object"):
+            models.load(path)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ModelError, match="is not a JSON text file"):
         models.load(path)
