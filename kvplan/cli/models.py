@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,9 @@ from kvplan.cli.fixed_part import fixed_from_tokens
 from kvplan.cli.sizes import format_size
 from kvplan.cli.tables import Column, FittingTable
 from kvplan.cli.token_counts import format_token_count
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EPILOG = """\b
 Examples:
@@ -65,27 +68,45 @@ def _row(name: str) -> dict[str, Any]:
 def _print_table(rows: list[dict[str, Any]]) -> None:
     from kvplan.cli.terminal import make_console
 
-    numbers = ("caches", "groups", "context", "per token", "fixed")
-    table = FittingTable(
-        [
-            Column("model", words=True),
-            Column("architecture", words=True, breaks_words=True),
-            *map(Column, numbers),
-        ]
-    )
-    for row in rows:
-        table.add_row(
-            row["name"],
-            row["architecture"],
-            *(f"{row[key]:,}" for key in ("layers", "groups")),
-            format_token_count(row["max_model_len"]),
-            format_size(row["bytes_per_token"]),
-            format_size(row["fixed_bytes_per_request"]),
-        )
     console = make_console()
-    table.print(console)
+    numbers = ("caches", "groups", "context", "per token", "fixed")
+    names = (Column("model", words=True), Column("architecture", words=True))
+    table = FittingTable([*names, *map(Column, numbers)])
+    for row in rows:
+        table.add_row(row["name"], row["architecture"], *_numbers(row))
+    if table.fits(console.width):
+        table.print(console)
+    else:
+        _print_under_names(console, rows, numbers)
     console.print(
         "Bytes of one request on one GPU, with vLLM's defaults; fixed: what windows and states of "
         "a request of the full context hold. A config.json of any known "
         "architecture can be planned, too: 'kvplan models --architectures'."
     )
+
+
+def _numbers(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        *(f"{row[key]:,}" for key in ("layers", "groups")),
+        format_token_count(row["max_model_len"]),
+        format_size(row["bytes_per_token"]),
+        format_size(row["fixed_bytes_per_request"]),
+    )
+
+
+def _print_under_names(
+    console: Console, rows: list[dict[str, Any]], headers: tuple[str, ...]
+) -> None:
+    """Two lines a model, for terminals that are too narrow for one."""
+    cells = [_numbers(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+
+    def line(texts: tuple[str, ...]) -> str:
+        aligned = (f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
+        return "  " + "  ".join(aligned)
+
+    lines = ["model, architecture", line(headers), ""]
+    for row, texts in zip(rows, cells, strict=True):
+        lines += [f"{row['name']}, {row['architecture']}", line(texts)]
+    for text in [*lines, ""]:
+        console.print(text, markup=False, soft_wrap=True)

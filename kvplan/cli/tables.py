@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: Columns between two cells, in the order in which they are tried.
 _GAPS = (3, 2, 1)
-#: Longer words of headers, and of columns that break words, are broken as the last resort.
+#: Longer words of headers are broken as the last resort.
 _LONGEST_WORD = 14
 
 
@@ -24,12 +24,10 @@ class Column:
     Attributes:
         header: What stands above it.
         words: Whether it holds words, not numbers.
-        breaks_words: Whether long ones may be broken.
     """
 
     header: str
     words: bool = False
-    breaks_words: bool = False
 
 
 @dataclass
@@ -54,17 +52,26 @@ class FittingTable:
         """A gap before the next row."""
         self.sections.add(len(self.rows))
 
+    def fits(self, width: int) -> bool:
+        """Whether nothing of it is wider than this many columns."""
+        return self._layout(width)[0] <= width
+
     def print(self, console: Console) -> None:
         """Print it."""
-        for gap in _GAPS:
-            headers = [c.header if gap == _GAPS[0] else _broken(c.header) for c in self.columns]
-            widths = self._widths(headers, gap, console.width)
-            needed = sum(widths) + gap * (len(widths) - 1) + 2  # with a column at both edges
-            if needed <= console.width:
-                break
-        else:
+        needed, headers, widths, gap = self._layout(console.width)
+        if needed > console.width:
             console = _wider(console, needed)
         console.print(self._table(headers, widths, gap))
+
+    def _layout(self, available: int) -> tuple[int, list[str], list[int], int]:
+        """Columns needed, headers, widths and the gap: the widest gap that fits, or the least."""
+        for gap in _GAPS:
+            headers = [c.header if gap == _GAPS[0] else _broken(c.header) for c in self.columns]
+            widths = self._widths(headers, gap, available)
+            needed = sum(widths) + gap * (len(widths) - 1) + 2  # with a column at both edges
+            if needed <= available:
+                break
+        return needed, headers, widths, gap
 
     def _widths(self, headers: Sequence[str], gap: int, available: int) -> list[int]:
         """Characters of each column: as many as it needs, and as many of the rest as it likes."""
@@ -76,8 +83,7 @@ class FittingTable:
             natural.append(max(values, _width(headers[i])))
             header = min(_longest_word([headers[i]]), longest)
             if column.words:
-                words = _longest_word(cells)
-                values = min(words, longest) if column.breaks_words else words
+                values = _longest_word(cells)
             least.append(max(header, values))
         spare = available - gap * (len(natural) - 1) - 2 - sum(least)
         for i in range(len(least)):

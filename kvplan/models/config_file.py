@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 
 from kvplan.models.errors import ModelError
 from kvplan.models.hub import FileNotOnHub, HubModel, hub_model
-
 from kvplan.models.json_words import json_type
+
 #: A config.json is a few kilobytes; anything larger is some other file.
 MAX_CONFIG_BYTES = 16 << 20
 
@@ -24,7 +25,7 @@ _MAX_SUGGESTIONS = 8
 
 
 def builtin_models() -> list[str]:
-    """Names of the models whose published configs come with kvplan, sorted."""
+    """Names of the models whose published configs come with kvplan, 8b before 70b."""
     return list(_builtin_names())
 
 
@@ -32,7 +33,13 @@ def builtin_models() -> list[str]:
 def _builtin_names() -> tuple[str, ...]:
     files = resources.files("kvplan.models") / "configs"
     names = (entry.name for entry in files.iterdir())
-    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
+    models = (name.removesuffix(".json") for name in names if name.endswith(".json"))
+    return tuple(sorted(models, key=_natural))
+
+
+def _natural(name: str) -> list[str | int]:
+    """Sorts numbers within names by value."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def read_config(model: str | Path) -> tuple[dict[str, Any], str]:

@@ -243,7 +243,7 @@ def test_every_config_says_where_it_was_published():
         ("Qwen3-8B", "Did you mean qwen3-8b?"),
         ("mistral-large", "Did you mean mistral-large-2411?"),
         ("llama-3.1-8b-instruct", "Did you mean llama-3.1-8b?"),
-        ("gpt-oss", "Did you mean one of gpt-oss-120b, gpt-oss-20b?"),
+        ("gpt-oss", "Did you mean one of gpt-oss-20b, gpt-oss-120b?"),
         ("lama-3.1-70b", "Did you mean llama-3.1-70b?"),
     ],
 )

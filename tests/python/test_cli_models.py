@@ -2,7 +2,8 @@
 
 import json
 
-from cli_runner import run
+import pytest
+from cli_runner import execute, run
 
 from kvplan import models
 from kvplan.cli.token_counts import format_token_count, parse_token_count
@@ -17,6 +18,24 @@ def test_table_names_every_model():
     )
     cells = next(row for row in rows if row and row[0] == "llama-3.1-8b")
     assert cells[1:] == ["LlamaForCausalLM", "32", "1", "128K", "128", "KiB", "0", "B"]
+
+
+def test_sizes_are_sorted_by_value():
+    names = models.builtin_models()
+    llamas = [name for name in names if name.startswith("llama-3.1-")]
+    assert llamas == ["llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"]
+    assert names.index("qwen3-8b") < names.index("qwen3-32b")
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_breaks_no_name(width):
+    result = execute("models", env={"COLUMNS": str(width)})
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+    assert max(map(len, lines)) <= width
+    numbers = lines[lines.index("llama-3.1-8b, LlamaForCausalLM") + 1]
+    assert numbers.split() == ["32", "1", "128K", "128", "KiB", "0", "B"]
+    for row in json.loads(run("models", "--json").stdout):
+        assert f"{row['name']}, {row['architecture']}" in lines
 
 
 def test_json():
