@@ -45,7 +45,7 @@ def explain_lines(
         ),
         "",
     ]
-    for row in group_rows(plan):
+    for row in group_rows(plan, given.draft_layers):
         lines += [_group_sentence(plan, row), ""]
     lines.append(_total(plan))
     if plan.next_token_bytes:
@@ -71,11 +71,10 @@ def _group_sentence(plan: kvplan.Plan, row: GroupRow) -> str:
     share = whole / held if held else 0
     groups = f"Group {row.label}" if row.count == 1 else f"Groups {row.label}, each"
     layers = _count(row.layers, "layer")
-    where = f" ({row.layer_names})" if row.layer_names else ""
     each = " each" if row.count > 1 else ""
     thing = "slice" if row.slices > 1 else "block"
     text = (
-        f"{groups} with {layers}{where} of {row.kind}: {_count(row.pages, thing)}{each} of "
+        f"{groups} with {layers}{row.which} of {row.kind}: {_count(row.pages, thing)}{each} of "
         f"{row.block_size:,} tokens, {format_size(whole)} ({share:.1%}). {_why(plan, row)}"
     )
     if row.slices > 1:
@@ -190,6 +189,6 @@ def bill_dict(given: PlannerInput, plan: kvplan.Plan, actual: kvplan.Plan | None
                 "padding_bytes_per_block": row.padding_bytes,
                 "why": _why(plan, row),
             }
-            for row in group_rows(plan)
+            for row in group_rows(plan, given.draft_layers)
         ],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 import kvplan
@@ -17,6 +18,7 @@ class GroupRow:
         first: Index of the first group.
         count: Groups in the run.
         layers: Layers of each group.
+        draft_layers: How many of these are a drafter's.
         layer_names: Which layers these are, in short; "" for several groups.
         kind: What the layers keep.
         block_size: Tokens of a block.
@@ -31,6 +33,7 @@ class GroupRow:
     first: int
     count: int
     layers: int
+    draft_layers: int
     layer_names: str
     kind: str
     block_size: int
@@ -40,6 +43,14 @@ class GroupRow:
     slice_bytes: int
     pages: int
     tokens_per_page: int | None
+
+    @property
+    def which(self) -> str:
+        """Which layers these are, in brackets; of several groups, whose."""
+        if self.layer_names:
+            return f" ({self.layer_names})"
+        is_mixed = 0 < self.draft_layers < self.layers
+        return f" ({self.draft_layers} of {self.layers} a drafter's)" if is_mixed else ""
 
     @property
     def label(self) -> str:
@@ -57,16 +68,25 @@ def held_bytes(plan: kvplan.Plan) -> int:
     return sum(report.pages_per_request * report.slice_bytes for report in plan.groups)
 
 
-def group_rows(plan: kvplan.Plan) -> list[GroupRow]:
-    """The rows in group order."""
+def group_rows(plan: kvplan.Plan, draft_layers: Set[str]) -> list[GroupRow]:
+    """The rows in group order.
+
+    Args:
+        plan: The plan.
+        draft_layers: Names of the layers that are a drafter's.
+    """
     rows: list[GroupRow] = []
     for index, (report, group) in enumerate(zip(plan.groups, plan.kv_cache_groups, strict=True)):
+        drafts = [name for name in report.layer_names if name in draft_layers]
+        # Without a mark at the layers, the group's own is all that is known.
+        is_drafter = len(drafts) == report.num_layers if drafts else report.is_eagle_group
         row = GroupRow(
             first=index,
             count=1,
             layers=report.num_layers,
-            layer_names=layer_ranges(report.layer_names),
-            kind=group_words(group.kv_cache_spec) + (", drafter" if report.is_eagle_group else ""),
+            draft_layers=len(drafts),
+            layer_names=_names(report.layer_names, drafts),
+            kind=group_words(group.kv_cache_spec) + (", drafter" if is_drafter else ""),
             block_size=report.block_size,
             page_size_bytes=report.page_size_bytes,
             padding_bytes=report.padding_bytes,
@@ -83,3 +103,13 @@ def group_rows(plan: kvplan.Plan) -> list[GroupRow]:
                 continue
         rows.append(row)
     return rows
+
+
+def _names(layers: Sequence[str], drafts: Sequence[str]) -> str:
+    """Which layers; a drafter's apart from the model's own."""
+    drafted = set(drafts)
+    own = [name for name in layers if name not in drafted]
+    if not own or not drafts:
+        return layer_ranges(layers)
+    ranges = layer_ranges(own), layer_ranges(drafts)
+    return f"{ranges[0]}; drafter {ranges[1]}" if all(ranges) else ""

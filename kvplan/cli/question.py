@@ -40,6 +40,13 @@ class PlannerInput:
     facts: dict[str, str] = field(default_factory=dict)
 
     @property
+    def draft_layers(self) -> frozenset[str]:
+        """Names of the layers that are a drafter's."""
+        return frozenset(
+            name for specs in self.kv_cache_specs for name, spec in specs.items() if spec.is_draft
+        )
+
+    @property
     def max_num_batched_tokens(self) -> int:
         """Tokens of one step, i.e. in-flight tokens by the batches at once."""
         return self.config.max_in_flight_tokens // self.config.max_concurrent_batches

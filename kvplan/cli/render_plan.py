@@ -24,13 +24,13 @@ def render_plan(
     """Print the plan."""
     console.print(_title(given, plan))
     if plan.groups:
-        group_table(plan).print(console)
+        group_table(given, plan).print(console)
     console.print(_facts(given, plan, knobs))
     for warning in plan.warnings:
         console.print(f"Warning: {warning}", style="yellow", markup=False)
 
 
-def group_table(plan: kvplan.Plan) -> FittingTable:
+def group_table(given: PlannerInput, plan: kvplan.Plan) -> FittingTable:
     """One row per group, or per run of groups alike."""
     sliced = is_sliced(plan)
     table = FittingTable(
@@ -47,12 +47,12 @@ def group_table(plan: kvplan.Plan) -> FittingTable:
         ]
     )
     held = held_bytes(plan)
-    for row in group_rows(plan):
+    for row in group_rows(plan, given.draft_layers):
         padding = row.padding_bytes / row.slice_bytes if row.slice_bytes else 0
         table.add_row(
             row.label,
             f"{row.count} x {row.layers}" if row.count > 1 else str(row.layers),
-            row.kind + (f" ({row.layer_names})" if row.layer_names else ""),
+            row.kind + row.which,
             f"{row.block_size:,}",
             *([f"{row.slices:,}"] if sliced else []),
             format_size(row.page_size_bytes),
@@ -177,7 +177,8 @@ def _context(plan: kvplan.Plan) -> str:
 def _limit(given: PlannerInput, plan: kvplan.Plan) -> str:
     group = plan.groups[plan.limiting_group]
     held = held_bytes(plan)
-    kind = next(row.kind for row in reversed(group_rows(plan)) if row.first <= plan.limiting_group)
+    rows = group_rows(plan, given.draft_layers)
+    kind = next(row.kind for row in reversed(rows) if row.first <= plan.limiting_group)
     share = group.pages_per_request * group.slice_bytes / held if held else 0
     text = f"group {plan.limiting_group} ({kind}), {share:.0%} of a request"
     override = plan.config.num_gpu_blocks_override

@@ -335,3 +335,22 @@ def test_damaged_config(config_file, changes, word):
     result = run("plan", config_file(**changes), "--memory", "1GiB")
     assert result.exit_code == BAD_INPUT, result.stderr
     assert word in result.stderr
+
+
+MTP = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}')
+DSPARK = ("--speculative-config", '{"method": "dspark", "num_speculative_tokens": 3}')
+
+
+def test_layers_of_a_drafter_are_labelled_apart():
+    plain = run("plan", "deepseek-v3", "--tp", "8", "--memory", "40GiB")
+    assert "MLA (0-60) " in plain.stdout
+    drafted = run("plan", "deepseek-v3", "--tp", "8", "--memory", "40GiB", *MTP)
+    assert "MLA (0-60; drafter 61) " in drafted.stdout
+    words = " ".join(run("explain", "deepseek-v3", "--tp", "8", *MTP).stdout.split())
+    assert "Group 0 with 62 layers (0-60; drafter 61) of MLA:" in words
+
+
+def test_groups_alike_say_how_many_of_their_layers_are_a_drafters():
+    words = " ".join(run("explain", "deepseek-v4.1-flash", "--tp", "4", *DSPARK).stdout.split())
+    assert "Groups 0-2, each with 6 layers (1 of 6 a drafter's) of MLA, sliding window" in words
+    assert "Groups 3-7, each with 5 layers of MLA, sliding window" in words
