@@ -55,19 +55,19 @@ class PlannerInput:
         """Plan it. Raises `kvplan.NotEnoughMemory` and the planner's other errors."""
         return kvplan.plan(self.config, self.kv_cache_specs, self.available_memory)
 
-
-class Question:
-    """What can be asked of a model and of a recorded request alike."""
-
-    config_changes: Mapping[str, Any]
-    memory: Sequence[int]
-
     def plan_or_refuse(self) -> kvplan.Plan:
         """The same for who asks no further; `DoesNotFit` then names what does not fit."""
         try:
             return self.plan()
         except kvplan.NotEnoughMemory as error:
             raise DoesNotFit(does_not_fit(self.label, error)) from None
+
+
+class Question:
+    """What can be asked of a model and of a recorded request alike."""
+
+    config_changes: Mapping[str, Any]
+    memory: Sequence[int]
 
     def with_config(self, **changes: Any) -> Question:
         """The same question under other fields of `PlanningConfig`."""
@@ -146,6 +146,8 @@ class ModelQuestion(Question):
         workers = len(found.kv_cache_specs)
         facts = {"architecture": found.architecture}
         facts["dtype"] = found.dtype
+        if found.dtype_is_assumed:
+            facts["dtype"] += " (assumed: the config names none)"
         facts["KV cache dtype"] = found.cache_dtype
         if found.backends:
             facts["attention backends"] = ", ".join(found.backends)

@@ -36,15 +36,28 @@ def activation_dtype(root: ConfigView, text: ConfigView, options: ModelOptions) 
         for dtype in _gpu_dtypes(options.device_capability)
         if not (dtype == "float16" and root.model_type in _WITHOUT_FLOAT16)
     ]
-    declared = _declared(root, text)
-    if declared == "float32" or declared not in supported:
-        return supported[0]
-    return declared
+    declared = declared_dtype(root, text)
+    return declared if declared != "float32" and declared in supported else supported[0]
 
 
-def _declared(root: ConfigView, text: ConfigView) -> str:
-    """The checkpoint's dtype; vLLM looks into the weights where the config has none."""
-    for view in (root, text):
+def declared_dtype(root: ConfigView, text: ConfigView) -> str | None:
+    """The checkpoint's dtype, or None where the config has none.
+
+    vLLM then takes the widest one of the weights, which are not read here. Those of 16 bits keep
+    caches of the same size, and float32 ones run in the dtype that the GPU prefers, which is what
+    `activation_dtype` assumes.
+    Mirrors vllm/transformers_utils/model_arch_config_convertor.py::
+    ModelArchConfigConvertorBase.get_torch_dtype (0.33).
+
+    Raises:
+        ModelError: If the dtype is not known.
+    """
+    parts = [
+        root.section(key)
+        for key in ("vision_config", "encoder_config")
+        if isinstance(root.values.get(key), dict)
+    ]
+    for view in (root, text, *parts):
         for key in ("dtype", "torch_dtype"):
             value = view.values.get(key)
             if isinstance(value, str):
@@ -54,7 +67,7 @@ def _declared(root: ConfigView, text: ConfigView) -> str:
                         f"{view.where}.{key} is {value!r}; known: {', '.join(_DTYPES)}"
                     )
                 return dtype
-    return "bfloat16"
+    return None
 
 
 def _gpu_dtypes(capability: tuple[int, int]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kvplan.models.activation_dtype import activation_dtype
+from kvplan.models.activation_dtype import activation_dtype, declared_dtype
 from kvplan.models.backend_choice import is_quantized
 from kvplan.models.checkpoint_cache_dtype import checkpoint_cache_dtype
 from kvplan.models.config_file import read_config
@@ -89,6 +89,7 @@ class ModelPlanInput:
         backends: Attention backends in layer order.
         cache_dtype: ``--kv-cache-dtype`` after the model's default.
         dtype: The model's activation dtype.
+        dtype_is_assumed: Whether neither the config nor the options name one.
         longest: The model's own longest request in tokens, and what it was read from.
         length_decides_specs: Whether another ``max_model_len`` can give other specs.
     """
@@ -103,6 +104,7 @@ class ModelPlanInput:
     dtype: str
     longest: tuple[int, str]
     length_decides_specs: bool
+    dtype_is_assumed: bool = False
 
     def at_length(self, options: ModelOptions) -> ModelPlanInput:
         """The same model under options that differ from its own in ``max_model_len`` only.
@@ -198,6 +200,7 @@ def kv_cache_specs(
         longest=(derived, source),
         # A state's block size is the length where states are not cached.
         length_decides_specs=bool(resolution.state_layers),
+        dtype_is_assumed=options.dtype == "auto" and declared_dtype(root, text) is None,
     )
 
 
@@ -326,9 +329,9 @@ def _planning_config(layers: ModelLayers, resolution: Resolution, layout: str) -
         "block_size": resolution.block_size,
         "enable_prefix_caching": resolution.prefix_caching,
     }
-    if layers.model_type:
     if layers.encoder_tokens is not None:
         config["encoder_tokens_per_request"] = layers.encoder_tokens
+    if layers.model_type:
         config["model_type"] = layers.model_type
     if method is not None:
         uses_hidden_states = method in HIDDEN_STATE_METHODS

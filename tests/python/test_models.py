@@ -587,6 +587,23 @@ def test_the_dtype_that_a_model_runs_in(declared, model_type, capability, wanted
         assert plan_input.backends == ["TRITON_ATTN"]
 
 
+def test_a_config_without_a_dtype_counts_as_bfloat16_and_says_so():
+    config = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
+    assumed = planned(config)
+    assert (assumed.dtype, assumed.dtype_is_assumed) == ("bfloat16", True)
+    older = planned(config, device_capability=(7, 5))
+    assert (older.dtype, older.dtype_is_assumed) == ("float16", True)
+    assert not planned(config, dtype="float16").dtype_is_assumed
+    assert not planned(LLAMA).dtype_is_assumed
+
+
+@pytest.mark.parametrize("part", ["vision_config", "encoder_config"])
+def test_the_dtype_of_a_part_is_that_of_a_model_without_one(part):
+    config = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
+    found = planned({**config, part: {"torch_dtype": "float16"}})
+    assert (found.dtype, found.dtype_is_assumed) == ("float16", False)
+
+
 @pytest.mark.parametrize(
     ("model_type", "options", "message"),
     [
