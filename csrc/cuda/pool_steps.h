@@ -91,9 +91,11 @@ KVPLAN_STEP void touch_steps(Team& team, const Pool& pool, const int32_t* ids, i
   team.for_each(num_ids, [&](int64_t k) {
     const int32_t id = ids[k];
     if (!is_block(pool, id)) return report_bad_id(team, pool, id);
-    if (team.fetch_add(&pool.ref_counts[id], 1) <= 0) {
-      team.fetch_add(&pool.ref_counts[id], -1);
+    // A block that is not in use stays without holders, however often it is named.
+    if (team.fetch_add(&pool.ref_counts[id], 0) <= 0) {
       team.fetch_or(&pool.state[kPoolErrors], kBlockNotInUse);
+    } else {
+      team.fetch_add(&pool.ref_counts[id], 1);
     }
   });
 }

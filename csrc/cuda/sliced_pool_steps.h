@@ -151,11 +151,11 @@ KVPLAN_STEP void touch_steps(Team& team, const SlicedPool& pool, int32_t group, 
     }
     const int32_t l = large_of(pool, s);
     int32_t* const holders = holders_of(pool, l, s.id % pool.slices[group]);
-    if (pool.large[l].owner != group) {
+    // A block that is not in use stays without holders, however often it is named.
+    if (pool.large[l].owner != group || team.fetch_add(holders, 0) <= 0) {
       team.fetch_or(&pool.state[kPoolErrors], kBlockNotInUse);
-    } else if (team.fetch_add(holders, 1) <= 0) {
-      team.fetch_add(holders, -1);
-      team.fetch_or(&pool.state[kPoolErrors], kBlockNotInUse);
+    } else {
+      team.fetch_add(holders, 1);
     }
   });
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -10,8 +10,8 @@ import torch
 from kvplan._core import InvalidArgument
 from kvplan.arguments import in_range
 from kvplan.device.operations import on_device, stream_of
-from kvplan.device.regions import BlockRegions, copy_blocks
-from kvplan.device.tables import BlockTables
+from kvplan.device.regions import BlockRegions, checked_copy
+from kvplan.device.tables import BlockTables, checked_tables
 from kvplan.device.tensor_checks import INT32_END, checked_ids
 
 Ids: TypeAlias = torch.Tensor | Sequence[int]
@@ -23,7 +23,14 @@ def remap_blocks(tables: BlockTables, group: int, source_ids: Ids, target_ids: I
     source_ids, target_ids: int32 ``[n]`` or lists, without the null block. No id may be twice among
     the sources; an entry is rewritten once, so an id may be a source and a target.
     """
-    device = tables.device
+    _checked_remap(tables, group, source_ids, target_ids)()
+
+
+def _checked_remap(
+    tables: BlockTables, group: int, source_ids: Ids, target_ids: Ids
+) -> Callable[[], None]:
+    """``remap_blocks``, checked and not launched yet."""
+    device = checked_tables(tables).device
     in_range("group", group, 0, len(tables.groups))
     sources = checked_ids("source_ids", source_ids, device, INT32_END - 1)
     targets = checked_ids("target_ids", target_ids, device, INT32_END - 1)
@@ -38,15 +45,19 @@ def remap_blocks(tables: BlockTables, group: int, source_ids: Ids, target_ids: I
             raise InvalidArgument("source_ids, target_ids: the null block does not move")
         if (sources[1:] == sources[:-1]).any():
             raise InvalidArgument("source_ids: a block is named twice")
-    with on_device(device):
-        tables._ops.remap_blocks(
-            tables._native,
-            group,
-            sources.shape[0],
-            sources.data_ptr(),
-            targets.data_ptr(),
-            stream_of(device),
-        )
+
+    def launch() -> None:
+        with on_device(device):
+            tables._ops.remap_blocks(
+                tables._native,
+                group,
+                sources.shape[0],
+                sources.data_ptr(),
+                targets.data_ptr(),
+                stream_of(device),
+            )
+
+    return launch
 
 
 def move_blocks(
@@ -61,14 +72,54 @@ def move_blocks(
     group's, in bytes. regions: one of each group (``BlockRegions.from_plan(..., group=g)``).
     tables: None where the host writes them.
     """
-    if len(moves) != len(regions) or (tables is not None and len(tables.groups) != len(moves)):
+    if len(moves) != len(regions) or (
+        tables is not None and len(checked_tables(tables).groups) != len(moves)
+    ):
         raise InvalidArgument(
             f"moves: are of {len(moves)} groups, regions of {len(regions)}"
             + ("" if tables is None else f", tables of {len(tables.groups)}")
         )
-    for group, (sources, targets) in enumerate(moves):
+    launches = []
+    for group, pair in enumerate(moves):
+        try:
+            sources, targets = pair
+        except (TypeError, ValueError):
+            raise InvalidArgument(
+                f"moves[{group}]: needs sources and targets, got {pair!r}"
+            ) from None
         if len(sources) == 0 and len(targets) == 0:
             continue
-        copy_blocks(buffer, buffer, regions[group], sources, targets)
-        if tables is not None:
-            remap_blocks(tables, group, sources, targets)
+        try:
+            launches.append(checked_copy(buffer, buffer, regions[group], sources, targets))
+            if tables is not None:
+                launches.append(_checked_remap(tables, group, sources, targets))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"moves[{group}]: {error}") from None
+    _check_distinct_bytes(regions, moves)
+    for launch in launches:
+        launch()
+
+
+def _check_distinct_bytes(
+    regions: Sequence[BlockRegions], moves: Sequence[tuple[Ids, Ids]]
+) -> None:
+    """That no byte is in two blocks that move or are moved to, where the host has the ids."""
+    runs = []  # first byte, end, id and group of each region of each block
+    for group, (sources, targets) in enumerate(moves):
+        if len(sources) == 0 or regions[group].device.type != "cpu":
+            continue
+        pairs = torch.stack([torch.as_tensor(ids).to(torch.int64) for ids in (sources, targets)])
+        ids = pairs[:, pairs[0] != pairs[1]].reshape(-1, 1)
+        offset, stride, size = regions[group]._table.t()
+        first = offset + ids * stride
+        columns = (first, first + size, ids.expand_as(first), torch.full_like(first, group))
+        runs.append(torch.stack(columns).reshape(4, -1))
+    if not runs:
+        return
+    run = torch.cat(runs, 1)
+    run = run[:, run[0].argsort()]
+    for i in (run[0, 1:] < run[1, :-1]).nonzero().flatten().tolist()[:1]:
+        (one, of_one), (other, of_other) = run[2:, i].tolist(), run[2:, i + 1].tolist()
+        raise InvalidArgument(
+            f"moves: block {other} of group {of_other} lies over block {one} of group {of_one}"
+        )

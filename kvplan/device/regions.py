@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,11 @@ class BlockRegions:
             in_range(f"regions[{i}] offset", offset, 0, INT64_END)
             in_range(f"regions[{i}] block stride", stride, 1, INT64_END)
             in_range(f"regions[{i}] bytes", size, 0, INT64_END)
+            if size > stride and num_blocks > 1:
+                raise InvalidArgument(
+                    f"regions[{i}]: {size} bytes of a block reach into the next one, which begins "
+                    f"{stride} bytes after it"
+                )
             if offset + (num_blocks - 1) * stride + size > buffer_bytes:
                 raise InvalidArgument(
                     f"regions[{i}]: {size} bytes at {offset} + id * {stride} leave a buffer of "
@@ -154,6 +159,24 @@ def copy_blocks(
     source, target: buffers as in ``zero_blocks``, which may be one. No target may be another
     pair's source or target. num_pairs, errors: as there.
     """
+    checked_copy(
+        source, target, regions, source_ids, target_ids, num_pairs=num_pairs, errors=errors
+    )()
+
+
+def checked_copy(
+    source: torch.Tensor,
+    target: torch.Tensor,
+    regions: BlockRegions,
+    source_ids: torch.Tensor | Sequence[int],
+    target_ids: torch.Tensor | Sequence[int],
+    *,
+    num_pairs: torch.Tensor | None = None,
+    errors: torch.Tensor | None = None,
+) -> Callable[[], None]:
+    """``copy_blocks``, checked and not launched yet."""
+    if not isinstance(regions, BlockRegions):
+        raise InvalidArgument(f"regions: needs BlockRegions, got {type(regions).__name__}")
     device = regions.device
     source = regions._buffer("source", source)
     target = regions._buffer("target", target)
@@ -179,19 +202,23 @@ def copy_blocks(
         checked_tensor("num_pairs", num_pairs, device, torch.int32, (1,))
     if errors is not None:
         checked_tensor("errors", errors, device, torch.int32, (1,))
-    with on_device(device):
-        ops_for(device.type).copy_blocks(
-            source.data_ptr(),
-            target.data_ptr(),
-            regions._table.data_ptr(),
-            len(regions.regions),
-            regions.max_region_bytes,
-            _core.vector_bytes([source.data_ptr(), target.data_ptr()], regions.regions),
-            regions.num_blocks,
-            sources.shape[0],
-            sources.data_ptr(),
-            targets.data_ptr(),
-            address_of(num_pairs),
-            address_of(errors),
-            stream_of(device),
-        )
+
+    def launch() -> None:
+        with on_device(device):
+            ops_for(device.type).copy_blocks(
+                source.data_ptr(),
+                target.data_ptr(),
+                regions._table.data_ptr(),
+                len(regions.regions),
+                regions.max_region_bytes,
+                _core.vector_bytes([source.data_ptr(), target.data_ptr()], regions.regions),
+                regions.num_blocks,
+                sources.shape[0],
+                sources.data_ptr(),
+                targets.data_ptr(),
+                address_of(num_pairs),
+                address_of(errors),
+                stream_of(device),
+            )
+
+    return launch

@@ -98,6 +98,7 @@ class SlicedDeviceBlockPool:
 
     def workspace_size(self, num_requests: int) -> int:
         """int64 elements that ``allocate`` needs for this many requests."""
+        in_range("num_requests", num_requests, 0, INT32_END)
         return _core.allocate_slices_workspace(num_requests, len(self.slices))
 
     def allocate(

@@ -12,7 +12,7 @@ from kvplan._core import InvalidArgument
 from kvplan.device.block_pool import DeviceBlockPool
 from kvplan.device.operations import on_device, stream_of
 from kvplan.device.sliced_block_pool import SlicedDeviceBlockPool
-from kvplan.device.tables import BlockTables
+from kvplan.device.tables import BlockTables, checked_tables
 from kvplan.device.tensor_checks import address_of, check_host_values, checked_tensor
 
 PAD_SLOT_ID = -1  #: slot of a token that writes no state, as in vLLM
@@ -22,6 +22,12 @@ Pool: TypeAlias = DeviceBlockPool | SlicedDeviceBlockPool
 
 
 def _check_pool(pool: Pool, tables: BlockTables) -> None:
+    checked_tables(tables)
+    if not isinstance(pool, (DeviceBlockPool, SlicedDeviceBlockPool)):
+        raise InvalidArgument(
+            "pool: needs a DeviceBlockPool or SlicedDeviceBlockPool (pool_for_plan), got "
+            f"{type(pool).__name__}"
+        )
     if pool.device != tables.device:
         raise InvalidArgument(f"pool: is on {pool.device}, the tables are on {tables.device}")
     slices = tuple(group.slices for group in tables.groups)
@@ -68,8 +74,8 @@ def append_slots(
     how many of the batch count. Also written where given: query_start_loc, int32 ``[batch + 1]``;
     positions, int64 ``[max_tokens]``.
     """
-    device = tables.device
     _check_pool(pool, tables)
+    device = tables.device
     batch = tables._rows("rows", rows)
     checked_tensor("context_lens", context_lens, device, torch.int32, (batch,))
     checked_tensor("new_tokens", new_tokens, device, torch.int32, (batch,))
@@ -135,7 +141,7 @@ def gather_block_tables(
 
     Mirrors vllm/v1/worker/gpu/block_table.py::BlockTables.gather_block_tables (0.33).
     """
-    device = tables.device
+    device = checked_tables(tables).device
     checked_tensor("rows", rows, device, torch.int32, (None,))
     check_host_values("rows", rows, -1, tables.max_num_reqs)
     batch = rows.shape[0]

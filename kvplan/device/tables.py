@@ -40,6 +40,8 @@ class TableGroup:
 
 
 def _check_group(name: str, group: TableGroup, cp_interleave: int) -> None:
+    if not isinstance(group, TableGroup):
+        raise InvalidArgument(f"{name}: needs a TableGroup, got {type(group).__name__}")
     in_range(f"{name}.width", group.width, 1, INT32_END)
     in_range(f"{name}.block_size", group.block_size, 1, INT32_END)
     in_range(f"{name}.extra_entries", group.extra_entries, 0, INT32_END)
@@ -183,3 +185,10 @@ class BlockTables:
                 f"{name}: has {rows.shape[0]} requests, needs 1 to max_batch={self.max_batch}"
             )
         return rows.shape[0]
+
+
+def checked_tables(tables: BlockTables) -> BlockTables:
+    """``tables``, if they are that."""
+    if not isinstance(tables, BlockTables):
+        raise InvalidArgument(f"tables: needs BlockTables, got {type(tables).__name__}")
+    return tables

@@ -113,6 +113,20 @@ def test_errors_in_device_memory_are_bits(device):
         kd.DeviceBlockPool(4, device).touch([1])
 
 
+def test_what_is_not_in_use_gets_no_holder_however_often_it_is_touched(device):
+    often = int32([2] * 20000, device)
+    pool = kd.DeviceBlockPool(4, device, ref_counts=True)
+    pool.touch(often)
+    assert pool.ref_counts.tolist() == [0] * 4
+    assert pool.snapshot().errors == kd.PoolError.BLOCK_NOT_IN_USE
+    sliced = kd.SlicedDeviceBlockPool(3, [2], device, ref_counts=True)
+    sliced.allocate(int32([[1]], device), int32([0], device))
+    sliced.touch(often + 1, 0)  # beside the one in use
+    assert sliced.snapshot() == kd.SlicedPoolSnapshot(1, [3], [[2]], kd.PoolError.BLOCK_NOT_IN_USE)
+    sliced.release([3], 0)
+    assert sliced.snapshot().used_block_ids == [[2]]
+
+
 # Steps of a batch.
 
 GROUPS = (
@@ -602,6 +616,33 @@ def test_moved_blocks_take_contents_and_tables_along(device):
                 call()
 
 
+@pytest.mark.parametrize(
+    ("moves", "message"),
+    [
+        ([([1], [2]), ([12], [24])], r"moves\[1\]: target_ids: 24 is out of range"),
+        ([([1], [2]), ([12], [13, 14])], r"moves\[1\]: target_ids: has 2 ids"),
+        ([([1], [2]), ([0], [13])], r"moves\[1\]: source_ids, target_ids: the null block"),
+        ([([1, 3], [2, 2]), ([], [])], r"moves\[0\]: target_ids: a block is named twice"),
+        ([([1], [2]), ([8], [12])], "moves: block 8 of group 1 lies over block 2 of group 0"),
+        ([([1], [2]), ([12], [7])], "moves: block 7 of group 1 lies over block 1 of group 0"),
+        ([([1], [2]), 3], r"moves\[1\]: needs sources and targets, got 3"),
+    ],
+)
+def test_bad_moves_move_nothing(moves, message):
+    buffer = torch.arange(96, dtype=torch.int8)
+    regions = [kd.BlockRegions([(0, 16 // k, 16 // k)], 6 * k, 96, "cpu") for k in (1, 4)]
+    tables = kd.BlockTables([TableGroup(4, 2, slices=k) for k in (1, 4)], 2, "cpu")
+    for table, ids in zip(tables.tables, ([1, 3], [12, 8]), strict=True):
+        table[0] = int32(ids, "cpu")
+    tables.num_entries[:, 0] = 2
+    with pytest.raises(kvplan.InvalidArgument, match=message):
+        kd.move_blocks(buffer, regions, tables, moves)
+    assert buffer.tolist() == list(range(96))
+    assert [t[0].tolist() for t in tables.tables] == [[1, 3], [12, 8]]
+    kd.move_blocks(buffer, regions, tables, [([1, 4], [2, 4]), ([12], [21])])
+    assert [t[0].tolist() for t in tables.tables] == [[2, 3], [21, 8]]
+
+
 def test_what_the_host_pool_moved(device):
     """make_room of the host's pool, its moves on the device, and every block has its contents."""
     rng = random.Random(3)
@@ -754,6 +795,21 @@ def test_blocks_that_are_not_there_are_named(device):
             kd.copy_blocks(buffer, buffer, regions, [0, 1], [1, 2])
 
 
+def test_other_things_than_pools_and_tables_are_named(device):
+    pool, tables, tensors_ = arguments(device)
+    host = kvplan.BlockPool(50)
+    with pytest.raises(kvplan.InvalidArgument, match=r"pool: needs a DeviceBlockPool .*BlockPool"):
+        kd.append_slots(host, tables, *list(tensors_.values())[:5])
+    with pytest.raises(kvplan.InvalidArgument, match="tables: needs BlockTables, got DeviceBlock"):
+        kd.release_requests(tables, pool, tensors_["rows"])
+    with pytest.raises(kvplan.InvalidArgument, match=r"groups\[1\]: needs a TableGroup, got int"):
+        kd.BlockTables([GROUPS[0], 16], 4, device)
+    sliced = kd.SlicedDeviceBlockPool(4, [1, 2], device)
+    for value in (-1, 2**31, 2**62, 1.5):
+        with pytest.raises(kvplan.InvalidArgument, match=f"num_requests: .*{value}"):
+            sliced.workspace_size(value)
+
+
 def test_unknown_devices_are_refused():
     with pytest.raises(kvplan.Unsupported, match="meta"):
         kd.DeviceBlockPool(4, "meta")
@@ -839,6 +895,7 @@ def test_no_block_ids(empty):
         ([(0, 16, 16), (0.5, 16, 16)], 4, 80, r"regions\[1\] offset: .*0\.5"),
         ([(0, 0, 16)], 4, 64, r"regions\[0\] block stride: 0"),
         ([(0, 16, 2**70)], 4, 64, r"regions\[0\] bytes: 1180591620717411303424"),
+        ([(0, 16, 16), (0, 8, 16)], 4, 64, r"regions\[1\]: 16 bytes of a block reach"),
     ],
 )
 def test_bad_regions_are_named(device, regions, num_blocks, buffer_bytes, message):
