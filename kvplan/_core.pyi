@@ -1323,6 +1323,10 @@ class SlicedBlockPool:
         writes blocks handed out from now on. The copies of one call may run in any order or at once:
         every source and destination occurs once, and none is both. Those of two calls keep their order.
         """
+    def move_block_hashes(self, src: int, dst: int, group_id: int) -> None:
+        """
+        Re-points all hashes of src to dst, which must be in use and have none.
+        """
     def num_blocks(self, group_id: int) -> int:
         """
         Ids of the group: num_large_blocks * slices, the null block's among them.
@@ -1359,7 +1363,15 @@ class SlicedBlockPool:
         """
     def touch(self, block_ids: typing.Any, group_id: int) -> None:
         """
-        One more holder for each block, which must have a holder or a hash.
+        One more holder for each block, which must have a holder or a hash, or be unpinned.
+        """
+    def unpin_blocks(
+        self, block_ids: typing.Any, on_reuse: collections.abc.Callable, group_id: int
+    ) -> None:
+        """
+        Like free_blocks, but the contents stay as long as those of cached blocks do.
+        on_reuse(block_id, group_id) is called when they are given up: for another block, for
+        moves, or as the prefix cache is reset.
         """
     @property
     def enable_caching(self) -> bool: ...

@@ -1,5 +1,6 @@
 #include "kvplan/sliced_block_pool.h"
 
+#include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -279,7 +280,7 @@ every source and destination occurs once, and none is both. Those of two calls k
             p.touch(to_group(group_id), span_of(to_ids(ids)));
           },
           py::arg("block_ids"), py::arg("group_id"),
-          "One more holder for each block, which must have a holder or a hash.")
+          "One more holder for each block, which must have a holder or a hash, or be unpinned.")
       .def(
           "free_blocks",
           [](SlicedBlockPool& p, const py::object& ids, int64_t group_id) {
@@ -288,6 +289,19 @@ every source and destination occurs once, and none is both. Those of two calls k
           py::arg("block_ids"), py::arg("group_id"),
           "One holder less for each block. Within a large block, cached slices that become free\n"
           "are evicted in the order given.")
+      .def(
+          "unpin_blocks",
+          [](SlicedBlockPool& p, const py::object& ids, const py::function& on_reuse,
+             int64_t group_id) {
+            p.unpin_blocks(to_group(group_id), span_of(to_ids(ids)),
+                           [on_reuse](PoolGroupId group, BlockId id) {
+                             on_reuse(id, static_cast<uint16_t>(group));
+                           });
+          },
+          py::arg("block_ids"), py::arg("on_reuse"), py::arg("group_id"),
+          "Like free_blocks, but the contents stay as long as those of cached blocks do.\n"
+          "on_reuse(block_id, group_id) is called when they are given up: for another block, for\n"
+          "moves, or as the prefix cache is reset.")
       .def(
           "evict_blocks",
           [](SlicedBlockPool& p, const py::object& ids, int64_t group_id) {
@@ -322,6 +336,13 @@ every source and destination occurs once, and none is both. Those of two calls k
            py::arg("replace_existing") = false,
            "Makes the boundary after num_tokens tokens of the prefix, inside a block in use,\n"
            "reachable. False for the null block and for a boundary that a later one has replaced.")
+      .def(
+          "move_block_hashes",
+          [](SlicedBlockPool& p, BlockId src, BlockId dst, int64_t group_id) {
+            p.move_block_hashes(to_group(group_id), src, dst);
+          },
+          py::arg("src"), py::arg("dst"), py::arg("group_id"),
+          "Re-points all hashes of src to dst, which must be in use and have none.")
       .def("reset_prefix_cache", &SlicedBlockPool::reset_prefix_cache,
            "Forgets everything cached; False, and nothing happens, while a block is in use.")
       .def("take_events", &SlicedBlockPool::take_events, "Queued events, oldest first.")

@@ -31,11 +31,8 @@ void BlockPoolState::check_ids(std::span<const BlockId> ids, const char* operati
 }
 
 void BlockPoolState::notify_reuse(uint32_t block) {
-  const auto watcher = watchers.find(block);
-  if (watcher == watchers.end()) return;
-  const BlockPool::ReuseCallback callback = std::move(watcher->second.callback);
-  watchers.erase(watcher);
-  callback(static_cast<BlockId>(block));
+  const BlockPool::ReuseCallback on_reuse = watchers.take(block);
+  if (on_reuse) on_reuse(static_cast<BlockId>(block));
 }
 
 namespace {
@@ -217,11 +214,7 @@ void BlockPool::unpin_blocks(std::span<const BlockId> blocks, ReuseCallback on_r
   });
   s.free_list.push_back(chain);
   s.num_free += num_released;
-  for (const BlockId block : blocks) {
-    const auto [watcher, is_new] = s.watchers.try_emplace(static_cast<uint32_t>(block));
-    if (is_new) watcher->second.order = s.num_watches++;
-    watcher->second.callback = on_reuse;
-  }
+  for (const BlockId block : blocks) s.watchers.set(static_cast<uint32_t>(block), on_reuse);
   check.done(*this);
 }
 

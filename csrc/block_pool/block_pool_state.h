@@ -1,21 +1,14 @@
 #pragma once
 
-#include <functional>
-#include <unordered_map>
-
 #include "block_pool/block_record.h"
 #include "block_pool/free_list.h"
 #include "block_pool/operation_check.h"
 #include "block_pool/prefix_keys.h"
+#include "block_pool/reuse_watchers.h"
 #include "block_pool/zeroed_array.h"
 #include "kvplan/block_pool.h"
 
 namespace kvplan::detail {
-
-struct ReuseWatcher {
-  uint64_t order = 0;  // of its first registration, as in an insertion-ordered dict
-  BlockPool::ReuseCallback callback;
-};
 
 /// The records come before the keys that lie in them.
 struct BlockMemory {
@@ -38,8 +31,7 @@ struct BlockPoolState : BlockMemory, PrefixKeys, OperationState {
   FreeList free_list;
   size_t num_free;
 
-  std::unordered_map<uint32_t, ReuseWatcher> watchers;
-  uint64_t num_watches = 0;
+  ReuseWatchers<BlockPool::ReuseCallback> watchers;
 
   bool is_valid(BlockId id) const { return static_cast<uint32_t>(id) < num_blocks; }
   /// Throws `BlockPoolError` for an id that is not in the pool.

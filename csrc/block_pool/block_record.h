@@ -35,6 +35,7 @@ struct alignas(64) BlockRecord {
   static constexpr uint8_t kHasSecondary = 2;  // there are keys besides `key`
   static constexpr uint8_t kInUse = 4;         // of a slice: not in a list of free slices
   static constexpr uint8_t kCounted = 8;       // of a slice: seen by the admission in progress
+  static constexpr uint8_t kWatched = 16;      // of a slice: `unpin_blocks` has released it
 
   uint32_t next_link;
   uint32_t prev_link;
@@ -46,6 +47,8 @@ struct alignas(64) BlockRecord {
   static constexpr int32_t kUnknownTokens = -1;
 
   bool has_hash() const { return key.hash_size != 0; }
+  /// Of a slice: whether its contents are of use to somebody while nobody holds it.
+  bool is_kept() const { return has_hash() || (key.flags & kWatched) != 0; }
   bool is_free() const { return ref_count == 0 && (key.flags & kDetached) == 0; }
 };
 static_assert(sizeof(BlockRecord) == 64);

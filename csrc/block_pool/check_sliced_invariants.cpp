@@ -32,8 +32,8 @@ size_t check_large_block(const SlicedBlockPoolState& s, uint32_t l) {
     require(at <= k && ++length <= k, "the list of cached slices leaves the block", l);
     const BlockRecord& record = s.record_at({l, at - 1});
     require(record.prev_link == previous, "links of cached slices disagree", l);
-    require(record.ref_count == 0 && record.has_hash(), "a cached slice is in use or has no hash",
-            l);
+    require(record.ref_count == 0 && record.is_kept(),
+            "a cached slice is in use, or nothing is kept there", l);
     is_listed[at - 1] = true;
     previous = at;
     at = record.next_link;
@@ -42,7 +42,7 @@ size_t check_large_block(const SlicedBlockPoolState& s, uint32_t l) {
   require(block.num_cached == length, "the count of cached slices is not their list's length", l);
   for (uint32_t at = block.empty_head; at != 0; at = s.record_at({l, at - 1}).next_link) {
     require(at <= block.first_fresh && !is_listed[at - 1], "an empty slice is listed twice", l);
-    require(!s.record_at({l, at - 1}).has_hash(), "an empty slice has a hash", l);
+    require(!s.record_at({l, at - 1}).is_kept(), "an empty slice is kept", l);
     is_listed[at - 1] = true;
   }
 
@@ -56,7 +56,7 @@ size_t check_large_block(const SlicedBlockPoolState& s, uint32_t l) {
     require((record.key.flags & BlockRecord::kCounted) == 0, "an admission was not finished", l);
     num_keys += record.has_hash();
     if (slice >= block.first_fresh) {
-      require(!in_use && !record.has_hash(), "a fresh slice was used", l);
+      require(!in_use && !record.is_kept(), "a fresh slice was used", l);
     } else {
       require(in_use != is_listed[slice], "a slice is in use and free, or neither", l);
     }
@@ -108,6 +108,7 @@ void SlicedBlockPool::check_invariants() const {
   size_t num_keys = 0;
   size_t num_reserve = 0;
   size_t num_whole = 0;
+  size_t num_watched = 0;
   struct Sums {
     int64_t used = 0;
     int64_t partly_free = 0;
@@ -135,7 +136,11 @@ void SlicedBlockPool::check_invariants() const {
     sum.roomy += s.num_empty(l) != 0;
     sum.aged += block.num_used != 0 && block.num_cached != 0;
     num_whole += block.num_used == 0;
+    for (uint32_t slice = 0; slice < s.groups[block.owner].slices(); ++slice) {
+      num_watched += (s.record_at({l, slice}).key.flags & BlockRecord::kWatched) != 0;
+    }
   }
+  require(num_watched == s.watchers.size(), "somebody watches a slice that does not know it", 0);
   for (const auto& [block, nodes] : s.secondary_keys_of) num_keys += nodes.size();
   s.check_index(num_keys);
 

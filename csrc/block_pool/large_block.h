@@ -8,11 +8,12 @@
 namespace kvplan::detail {
 
 /// A large block of a sliced pool. Slices are named by their number plus one, so that all-zero
-/// memory is a block of the reserve and construction need not touch it.
+/// memory is a block of the reserve and construction need not touch it. A slice that nobody holds
+/// is cached if it has a hash or was unpinned, else it is empty.
 struct alignas(64) LargeBlock {
   enum class AgeList : uint8_t {
-    kNone,   // nothing cached that is free
-    kGroup,  // some slices in use, some cached and free
+    kNone,   // no cached slice
+    kGroup,  // some slices in use, some cached
     kWhole,  // no slice in use, some cached
   };
   struct Links {
@@ -21,10 +22,10 @@ struct alignas(64) LargeBlock {
   };
 
   uint32_t num_used;
-  uint32_t num_cached;    // free slices with a hash
+  uint32_t num_cached;
   uint32_t first_fresh;   // slices from here on were not yet used by this owner; they are empty
   uint32_t empty_head;    // of the stack of other empty slices
-  uint32_t cached_first;  // list of free slices with a hash, first freed first
+  uint32_t cached_first;  // list of cached slices, first freed first
   uint32_t cached_last;
   uint16_t owner;  // group, if `is_owned`
   bool is_owned;

@@ -11,7 +11,6 @@ namespace kvplan {
 using detail::BlockPoolState;
 using detail::BlockRecord;
 using detail::CachedKey;
-using detail::LookupKey;
 using detail::OperationCheck;
 
 namespace detail {
@@ -85,17 +84,7 @@ void BlockPool::move_block_hashes(BlockId src, BlockId dst) {
     throw BlockPoolError("move_block_hashes: block " + std::to_string(dst) +
                          (to == 0 ? " is the null block" : " already has a hash"));
   }
-  const int32_t num_tokens = s.records[from].num_tokens;
-  const int32_t retired = s.records[from].retired_tokens;
-  std::vector<LookupKey> keys;
-  s.remove_keys(from, [&](const CachedKey& key) {
-    LookupKey& copy = keys.emplace_back();
-    copy.key = key;
-    copy.key.flags = 0;
-    copy.hash = detail::hash_key(key);
-  });
-  for (const LookupKey& key : keys) s.insert_key(to, key, num_tokens);
-  if (!keys.empty()) s.records[to].retired_tokens = retired;
+  s.reinsert_keys(from, to);
   check.done(*this);
 }
 
@@ -128,11 +117,7 @@ bool BlockPool::reset_prefix_cache() {
   const OperationCheck check(s);
   if (s.num_free != s.num_blocks - 1) return false;
   s.clear();
-  std::vector<std::pair<uint64_t, uint32_t>> watched;
-  watched.reserve(s.watchers.size());
-  for (const auto& [block, watcher] : s.watchers) watched.emplace_back(watcher.order, block);
-  std::sort(watched.begin(), watched.end());
-  for (const auto& [order, block] : watched) s.notify_reuse(block);
+  for (const uint32_t block : s.watchers.blocks()) s.notify_reuse(block);
   check.done(*this);
   return true;
 }

@@ -190,6 +190,10 @@ void PrefixKeys::push_stored_event(const FullBlocks& full) {
 bool PrefixKeys::cache_partial(const PartialBlock& partial, uint32_t block) {
   const LookupKey key = lookup_key(partial.hash, partial.group_id);
   const int32_t num_tokens = checked_tokens(partial.num_tokens);
+  if (partial.hash_block_size < 1) {
+    throw InvalidArgument("cache_partial_block: hash_block_size is 1 token or more, not " +
+                          std::to_string(partial.hash_block_size));
+  }
   BlockRecord& record = records[block];
   const bool already_cached = !partial.replace_existing && block_has_key(block, key.key);
   int32_t retired = record.has_hash() ? record.retired_tokens : 0;
@@ -243,6 +247,20 @@ void PrefixKeys::move_keys(uint32_t from, uint32_t to) {
   source.key.hash_size = 0;
   source.key.flags &= static_cast<uint8_t>(~BlockRecord::kHasSecondary);
   source.retired_tokens = 0;
+}
+
+void PrefixKeys::reinsert_keys(uint32_t from, uint32_t to) {
+  const int32_t num_tokens = records[from].num_tokens;
+  const int32_t retired = records[from].retired_tokens;
+  std::vector<LookupKey> keys;
+  remove_keys(from, [&](const CachedKey& key) {
+    LookupKey& copy = keys.emplace_back();
+    copy.key = key;
+    copy.key.flags = 0;
+    copy.hash = hash_key(key);
+  });
+  for (const LookupKey& key : keys) insert_key(to, key, num_tokens);
+  if (!keys.empty()) records[to].retired_tokens = retired;
 }
 
 void PrefixKeys::clear() {

@@ -111,6 +111,8 @@ struct PrefixKeys {
   /// All keys of `from` become those of `to`, which has none. Nothing that a lookup could tell
   /// changes but the block, so there is no event.
   void move_keys(uint32_t from, uint32_t to);
+  /// As above, but as if the keys were dropped and cached anew: they come after equal ones.
+  void reinsert_keys(uint32_t from, uint32_t to);
   /// Drops every key, with one event.
   void clear();
 

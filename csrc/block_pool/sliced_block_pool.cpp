@@ -141,6 +141,7 @@ void SlicedBlockPool::allocate(std::span<const SliceDemand> demands, std::span<B
                          " of the pool's " + std::to_string(s.num_large - 1) +
                          " large blocks are free, before those that hold what was found");
   }
+  const std::span<const BlockId> all = out;
   int64_t total = 0;
   for (const SliceDemand& demand : demands) total += demand.num_new;
   if (std::cmp_not_equal(total, out.size())) {
@@ -167,6 +168,18 @@ void SlicedBlockPool::allocate(std::span<const SliceDemand> demands, std::span<B
     s.admission_new_[g] -= demand.num_new;
     num_needed += needed(g);
   }
+  try {
+    s.tell_reused();
+  } catch (...) {
+    std::span<const BlockId> taken = all;
+    for (const SliceDemand& demand : demands) {
+      const auto count = static_cast<size_t>(demand.num_new);
+      free_blocks(demand.group_id, taken.first(count));
+      free_blocks(demand.group_id, demand.found);
+      taken = taken.subspan(count);
+    }
+    throw;
+  }
   check.done(*this);
 }
 
@@ -182,6 +195,12 @@ void SlicedBlockPool::get_new_blocks(PoolGroupId group_id, std::span<BlockId> ou
                          std::to_string(slices(group_id)) + " and in the group's own");
   }
   s.take(static_cast<uint32_t>(group_id), out, 0);
+  try {
+    s.tell_reused();
+  } catch (...) {
+    free_blocks(group_id, out);
+    throw;
+  }
   check.done(*this);
 }
 
@@ -208,33 +227,23 @@ void SlicedBlockPool::free_blocks(PoolGroupId group_id, std::span<const BlockId>
   SlicedBlockPoolState& s = *state_;
   const OperationCheck check(s);
   const uint32_t group = s.checked_group(group_id);
-  const SlicedGroup& g = s.groups[group];
-  const auto restore = [&](size_t count) {
-    for (size_t j = 0; j < count; ++j) {
-      if (blocks[j] != kNullBlock) ++s.record_at(s.ref_of(g, blocks[j])).ref_count;
-    }
-  };
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    if (blocks[i] == kNullBlock) continue;
-    try {
-      const SliceRef ref = s.checked_owned(group, blocks[i], "free_blocks");
-      BlockRecord& record = s.record_at(ref);
-      if (record.ref_count > 0) [[likely]] {
-        --record.ref_count;
-        continue;
-      }
-    } catch (...) {
-      restore(i);
-      throw;
-    }
-    restore(i);
-    const auto times =
-        std::count(blocks.begin(), blocks.begin() + static_cast<ptrdiff_t>(i) + 1, blocks[i]);
-    throw BlockPoolError("free_blocks: block " + std::to_string(blocks[i]) + " of group " +
-                         std::to_string(group) + " has " +
-                         std::to_string(s.record_at(s.ref_of(g, blocks[i])).ref_count) +
-                         " holder(s) and is released " + std::to_string(times) +
-                         " time(s) by this call; nothing was freed");
+  s.release(group, blocks, "free_blocks", false);
+  s.free_unheld(group, blocks);
+  check.done(*this);
+}
+
+// NOLINTNEXTLINE(performance-unnecessary-value-param): a copy goes to every block that is watched
+void SlicedBlockPool::unpin_blocks(PoolGroupId group_id, std::span<const BlockId> blocks,
+                                   ReuseCallback on_reuse) {
+  SlicedBlockPoolState& s = *state_;
+  const OperationCheck check(s);
+  const uint32_t group = s.checked_group(group_id);
+  if (!on_reuse) throw InvalidArgument("unpin_blocks: on_reuse must be callable");
+  s.release(group, blocks, "unpin_blocks", true);
+  for (const BlockId id : blocks) {
+    const uint32_t number = s.record_of(s.ref_of(s.groups[group], id));
+    s.watchers.set(number, on_reuse);
+    s.records[number].key.flags |= BlockRecord::kWatched;
   }
   s.free_unheld(group, blocks);
   check.done(*this);

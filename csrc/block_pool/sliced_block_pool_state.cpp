@@ -1,8 +1,10 @@
 #include "block_pool/sliced_block_pool_state.h"
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <string>
+#include <utility>
 
 namespace kvplan::detail {
 
@@ -234,7 +236,7 @@ void SlicedBlockPoolState::check_touch(uint32_t group, std::span<const BlockId> 
     const SliceRef ref = checked_owned(group, id, operation);
     if (id == kNullBlock) continue;
     const BlockRecord& record = record_at(ref);
-    if (record.ref_count == 0 && !record.has_hash()) {
+    if (record.ref_count == 0 && !record.is_kept()) {
       throw BlockPoolError(std::string(operation) + ": block " + std::to_string(id) + " of group " +
                            std::to_string(group) + " has no holder and nothing cached");
     }
@@ -266,6 +268,41 @@ void SlicedBlockPoolState::touch(uint32_t group, std::span<const BlockId> blocks
   if (opened != 0) close(opened, true);
 }
 
+void SlicedBlockPoolState::release(uint32_t group, std::span<const BlockId> blocks,
+                                   const char* operation, bool null_is_an_error) {
+  const SlicedGroup& g = groups[group];
+  const auto restore = [&](size_t count) {
+    for (size_t j = 0; j < count; ++j) {
+      if (blocks[j] != kNullBlock) ++record_at(ref_of(g, blocks[j])).ref_count;
+    }
+  };
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i] == kNullBlock) {
+      if (!null_is_an_error) continue;
+      restore(i);
+      throw BlockPoolError(std::string(operation) + ": the null block is never freed");
+    }
+    try {
+      BlockRecord& record = record_at(checked_owned(group, blocks[i], operation));
+      if (record.ref_count > 0) [[likely]] {
+        --record.ref_count;
+        continue;
+      }
+    } catch (...) {
+      restore(i);
+      throw;
+    }
+    restore(i);
+    const auto times =
+        std::count(blocks.begin(), blocks.begin() + static_cast<ptrdiff_t>(i) + 1, blocks[i]);
+    throw BlockPoolError(std::string(operation) + ": block " + std::to_string(blocks[i]) +
+                         " of group " + std::to_string(group) + " has " +
+                         std::to_string(record_at(ref_of(g, blocks[i])).ref_count) +
+                         " holder(s) and is released " + std::to_string(times) +
+                         " time(s) by this call; nothing was freed");
+  }
+}
+
 void SlicedBlockPoolState::free_unheld(uint32_t group, std::span<const BlockId> blocks) {
   uint32_t opened = 0;
   for (const BlockId id : blocks) {
@@ -282,10 +319,10 @@ void SlicedBlockPoolState::free_unheld(uint32_t group, std::span<const BlockId> 
     }
     record.key.flags &= static_cast<uint8_t>(~BlockRecord::kInUse);
     --large[ref.large].num_used;
-    if (record.has_hash() && enable_caching) {
+    if (!enable_caching) evict(number);
+    if (record.is_kept()) {
       put_cached(ref.large, ref.slice);
     } else {
-      evict(number);
       put_empty(ref.large, ref.slice);
     }
   }
@@ -304,9 +341,48 @@ uint32_t SlicedBlockPoolState::take_reserve(uint32_t group) {
   return l;
 }
 
+void SlicedBlockPoolState::unwatch(SliceRef ref) {
+  const uint32_t number = record_of(ref);
+  BlockRecord& record = records[number];
+  if ((record.key.flags & BlockRecord::kWatched) == 0) return;
+  record.key.flags &= static_cast<uint8_t>(~BlockRecord::kWatched);
+  const uint16_t owner = large[ref.large].owner;
+  reused_.push_back(
+      {PoolGroupId{owner}, id_of_record(groups[owner], number), watchers.take(number)});
+}
+
+void SlicedBlockPoolState::tell_reused() {
+  if (reused_.empty()) return;
+  // A callback may call the pool, which then tells of more.
+  const std::vector<Reuse> reused = std::exchange(reused_, {});
+  std::exception_ptr first;
+  for (const Reuse& r : reused) {
+    try {
+      r.on_reuse(r.group_id, r.block);
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+void SlicedBlockPoolState::give_up(SliceRef ref) {
+  evict(record_of(ref));
+  unwatch(ref);
+}
+
+void SlicedBlockPoolState::settle(SliceRef ref) {
+  const BlockRecord& record = record_at(ref);
+  if (record.ref_count != 0 || record.is_kept()) return;
+  open(ref.large);
+  take_cached(ref.large, ref.slice);
+  put_empty(ref.large, ref.slice);
+  close(ref.large, false);
+}
+
 void SlicedBlockPoolState::empty_whole(uint32_t l) {
   open(l);
-  while (large[l].num_cached != 0) evict(record_of({l, take_oldest_cached(l)}));
+  while (large[l].num_cached != 0) give_up({l, take_oldest_cached(l)});
   close(l, false);
 }
 
@@ -317,7 +393,7 @@ void SlicedBlockPoolState::hand_out(uint32_t l, std::span<BlockId> out, bool fro
     uint32_t slice;
     if (from_cached) {
       slice = take_oldest_cached(l);
-      evict(record_of({l, slice}));
+      give_up({l, slice});
       ++large[l].num_used;
     } else {
       slice = take_empty(l);

@@ -7,6 +7,7 @@
 #include "block_pool/large_block.h"
 #include "block_pool/operation_check.h"
 #include "block_pool/prefix_keys.h"
+#include "block_pool/reuse_watchers.h"
 #include "block_pool/slice_division.h"
 #include "block_pool/zeroed_array.h"
 #include "kvplan/sliced_block_pool.h"
@@ -62,6 +63,7 @@ struct SlicedBlockPoolState : SliceMemory, PrefixKeys, OperationState {
   LargeBlockList<&LargeBlock::age> aged_whole;
   uint32_t num_free_large;  ///< the reserve and `aged_whole`
   uint64_t clock = 0;
+  ReuseWatchers<SlicedBlockPool::ReuseCallback> watchers;  // by record, which is `kWatched`
 
   uint32_t record_of(SliceRef ref) const { return ref.large * records_per_large + ref.slice; }
   BlockRecord& record_at(SliceRef ref) const { return records[record_of(ref)]; }
@@ -115,8 +117,14 @@ struct SlicedBlockPoolState : SliceMemory, PrefixKeys, OperationState {
   int64_t count_admission(std::span<const SliceDemand> demands, const char* operation);
   void check_touch(uint32_t group, std::span<const BlockId> blocks, const char* operation) const;
   void touch(uint32_t group, std::span<const BlockId> blocks);
+  /// Takes one holder off each block. Throws, and takes none, if a block is not the group's or
+  /// would be released too often.
+  void release(uint32_t group, std::span<const BlockId> blocks, const char* operation,
+               bool null_is_an_error);
   /// Frees those of the blocks that have just lost their last holder.
   void free_unheld(uint32_t group, std::span<const BlockId> blocks);
+  /// Makes a cached slice empty that has lost what it was kept for.
+  void settle(SliceRef ref);
   /// Fills `out`; may take large blocks as long as `num_others` stay free.
   void take(uint32_t group, std::span<BlockId> out, int64_t num_others);
 
@@ -137,6 +145,14 @@ struct SlicedBlockPoolState : SliceMemory, PrefixKeys, OperationState {
   void vacate(std::span<const uint32_t> vacated, std::vector<SliceMove>& moves);
   /// Where `vacate` has put a block.
   BlockId moved(uint32_t group, BlockId id) const;
+  /// Unpinned slices that `vacate` would drop.
+  std::vector<SliceRef> watched_and_dropped(std::span<const uint32_t> vacated) const;
+
+  // Reuse of unpinned slices. The pool is in order when anybody is told.
+  /// Nobody watches the slice any more; who did is told by `tell_reused`.
+  void unwatch(SliceRef ref);
+  /// Calls all callbacks, then passes on what the first failing one threw.
+  void tell_reused();
 
  private:
   /// Where the next block comes from; it may be the large block of another group, to be emptied.
@@ -147,6 +163,8 @@ struct SlicedBlockPoolState : SliceMemory, PrefixKeys, OperationState {
   };
   Source choose_source(const SlicedGroup& group, size_t num_wanted, bool may_take_large) const;
   void hand_out(uint32_t l, std::span<BlockId> out, bool from_cached);
+  /// Forgets the contents of a slice that is no longer in the list of cached ones.
+  void give_up(SliceRef ref);
   uint32_t take_reserve(uint32_t group);
   void empty_whole(uint32_t l);
   void unlist(uint32_t l);
@@ -156,6 +174,13 @@ struct SlicedBlockPoolState : SliceMemory, PrefixKeys, OperationState {
 
   std::vector<int64_t> admission_new_;   // by group, during an admission
   std::vector<int64_t> admission_free_;  // by group, during an admission
+
+  struct Reuse {
+    PoolGroupId group_id{};
+    BlockId block = 0;
+    SlicedBlockPool::ReuseCallback on_reuse;
+  };
+  std::vector<Reuse> reused_;  // not told yet
 
   friend class kvplan::SlicedBlockPool;
 };

@@ -214,6 +214,40 @@ void SlicedBlockPoolState::move_slice(SliceRef from, SliceRef to) {
   target.ref_count = std::exchange(source.ref_count, 0);
   source.key.flags &= static_cast<uint8_t>(~BlockRecord::kInUse);
   target.key.flags |= BlockRecord::kInUse;
+  if ((source.key.flags & BlockRecord::kWatched) == 0) return;
+  source.key.flags &= static_cast<uint8_t>(~BlockRecord::kWatched);
+  target.key.flags |= BlockRecord::kWatched;
+  watchers.move(record_of(from), record_of(to));
+}
+
+std::vector<SliceRef> SlicedBlockPoolState::watched_and_dropped(
+    std::span<const uint32_t> vacated) const {
+  std::vector<SliceRef> result;
+  const auto look_at = [&](uint32_t l, int64_t most) {
+    for (uint32_t at = large[l].cached_first; at != 0 && most > 0; --most) {
+      const BlockRecord& record = record_at({l, at - 1});
+      if ((record.key.flags & BlockRecord::kWatched) != 0) result.push_back({l, at - 1});
+      at = record.next_link;
+    }
+  };
+  const SlicedGroup& group = groups[large[vacated.front()].owner];
+  Marks marks(large);
+  // Moves that find no empty slice go in place of cached ones, in the order of `aged`.
+  int64_t num_left = -group.num_partly_free;
+  for (const uint32_t l : vacated) {
+    marks.add(l);
+    num_left += group.slices();
+    look_at(l, large[l].num_cached);
+  }
+  for (uint32_t l = group.aged.first; l != 0; l = large[l].age.next) {
+    if (!marks.has(l)) num_left += large[l].num_cached;
+  }
+  for (uint32_t l = group.aged.first; l != 0 && num_left > 0; l = large[l].age.next) {
+    if (marks.has(l)) continue;
+    look_at(l, num_left);
+    num_left -= large[l].num_cached;
+  }
+  return result;
 }
 
 void SlicedBlockPoolState::vacate(std::span<const uint32_t> vacated,
@@ -262,6 +296,32 @@ void SlicedBlockPoolState::vacate(std::span<const uint32_t> vacated,
   for (const uint32_t l : vacated) close(l, false);
 }
 
+namespace {
+
+/// Calls `visit` with the large blocks of each group in turn.
+template <typename Visit>
+void for_each_owner(const SlicedBlockPoolState& s, std::span<const uint32_t> large, Visit visit) {
+  while (!large.empty()) {
+    size_t n = 1;
+    while (n < large.size() && s.large[large[n]].owner == s.large[large[0]].owner) ++n;
+    visit(large.first(n));
+    large = large.subspan(n);
+  }
+}
+
+std::vector<SliceRef> watched_and_dropped(const SlicedBlockPoolState& s,
+                                          std::span<const uint32_t> vacated) {
+  std::vector<SliceRef> result;
+  if (s.watchers.empty()) return result;
+  for_each_owner(s, vacated, [&](std::span<const uint32_t> of_group) {
+    const std::vector<SliceRef> more = s.watched_and_dropped(of_group);
+    result.insert(result.end(), more.begin(), more.end());
+  });
+  return result;
+}
+
+}  // namespace
+
 BlockId SlicedBlockPoolState::moved(uint32_t group, BlockId id) const {
   const SliceRef ref = ref_of(groups[group], id);
   // What is held lies in a large block of the group, unless that one was emptied.
@@ -274,6 +334,7 @@ BlockId SlicedBlockPoolState::moved(uint32_t group, BlockId id) const {
 using detail::OperationCheck;
 using detail::SlicedBlockPoolState;
 using detail::SlicedGroup;
+using detail::SliceRef;
 
 int64_t SlicedBlockPool::num_free_large_blocks_after_moves() const noexcept {
   int64_t result = state_->num_free_large;
@@ -294,35 +355,40 @@ std::optional<std::vector<SliceMove>> SlicedBlockPool::make_room(
     std::span<const SliceDemand> demands, const MoveOptions& options) {
   SlicedBlockPoolState& s = *state_;
   const OperationCheck check(s);
-  const auto plan = s.plan_moves(demands, options, "make_room");
-  if (!plan) return std::nullopt;
-  std::vector<SliceMove> moves;
-  if (plan->large.empty()) return moves;
-  moves.reserve(static_cast<size_t>(plan->num_moves));
-  std::vector<std::vector<BlockId>> held(demands.size());
-  for (size_t i = 0; i < demands.size(); ++i) {
-    held[i].assign(demands[i].found.rbegin(), demands[i].found.rend());
-  }
-
-  // Held meanwhile, as `allocate` will hold them, so that they count as in use.
-  for (const SliceDemand& d : demands) s.touch(static_cast<uint32_t>(d.group_id), d.found);
-  std::span<const uint32_t> rest = plan->large;
-  while (!rest.empty()) {
-    size_t n = 1;
-    while (n < rest.size() && s.large[rest[n]].owner == s.large[rest[0]].owner) ++n;
-    s.vacate(rest.first(n), moves);
-    rest = rest.subspan(n);
-  }
-  for (size_t i = 0; i < demands.size(); ++i) {
-    const auto g = static_cast<uint32_t>(demands[i].group_id);
-    for (BlockId& id : held[i]) {
-      id = s.moved(g, id);
-      if (id != kNullBlock) --s.record_at(s.ref_of(s.groups[g], id)).ref_count;
+  while (true) {
+    const auto plan = s.plan_moves(demands, options, "make_room");
+    if (!plan) return std::nullopt;
+    std::vector<SliceMove> moves;
+    if (plan->large.empty()) return moves;
+    moves.reserve(static_cast<size_t>(plan->num_moves));
+    std::vector<std::vector<BlockId>> held(demands.size());
+    for (size_t i = 0; i < demands.size(); ++i) {
+      held[i].assign(demands[i].found.rbegin(), demands[i].found.rend());
     }
-    s.free_unheld(g, held[i]);
+
+    // Held meanwhile, as `allocate` will hold them, so that they count as in use.
+    for (const SliceDemand& d : demands) s.touch(static_cast<uint32_t>(d.group_id), d.found);
+    const std::vector<SliceRef> lost = detail::watched_and_dropped(s, plan->large);
+    if (lost.empty()) {
+      detail::for_each_owner(s, plan->large, [&](auto vacated) { s.vacate(vacated, moves); });
+    }
+    for (const SliceRef ref : lost) {
+      s.unwatch(ref);
+      s.settle(ref);
+    }
+    for (size_t i = 0; i < demands.size(); ++i) {
+      const auto g = static_cast<uint32_t>(demands[i].group_id);
+      for (BlockId& id : held[i]) {
+        id = s.moved(g, id);
+        if (id != kNullBlock) --s.record_at(s.ref_of(s.groups[g], id)).ref_count;
+      }
+      s.free_unheld(g, held[i]);
+    }
+    check.done(*this);
+    if (lost.empty()) return moves;
+    // Who hears of it may call the pool, or fail; so before anything moves, and then once more.
+    s.tell_reused();
   }
-  check.done(*this);
-  return moves;
 }
 
 }  // namespace kvplan

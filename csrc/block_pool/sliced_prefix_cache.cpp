@@ -7,7 +7,6 @@
 
 namespace kvplan {
 
-using detail::BlockRecord;
 using detail::OperationCheck;
 using detail::SlicedBlockPoolState;
 using detail::SliceRef;
@@ -66,18 +65,25 @@ void SlicedBlockPool::evict_blocks(PoolGroupId group_id, std::span<const BlockId
   for (const BlockId id : blocks) s.checked_owned(group, id, "evict_blocks");
   for (const BlockId id : blocks) {
     const SliceRef ref = s.ref_of(s.groups[group], id);
-    const uint32_t number = s.record_of(ref);
-    BlockRecord& record = s.records[number];
-    if (!record.has_hash()) continue;
-    if (record.ref_count != 0) {
-      s.evict(number);
-      continue;
-    }
-    s.open(ref.large);
-    s.take_cached(ref.large, ref.slice);
-    s.evict(number);
-    s.put_empty(ref.large, ref.slice);
-    s.close(ref.large, false);
+    if (s.evict(s.record_of(ref)) != 0) s.settle(ref);
+  }
+  check.done(*this);
+}
+
+void SlicedBlockPool::move_block_hashes(PoolGroupId group_id, BlockId src, BlockId dst) {
+  SlicedBlockPoolState& s = *state_;
+  const OperationCheck check(s);
+  const uint32_t group = s.checked_group(group_id);
+  const SliceRef from = s.checked_owned(group, src, "move_block_hashes");
+  const uint32_t to = s.record_in_use(group, dst, "move_block_hashes");
+  if (to == 0 || s.records[to].has_hash()) {
+    throw BlockPoolError("move_block_hashes: block " + std::to_string(dst) + " of group " +
+                         std::to_string(group) +
+                         (to == 0 ? " is the null block" : " already has a hash"));
+  }
+  if (s.record_at(from).has_hash()) {
+    s.reinsert_keys(s.record_of(from), to);
+    s.settle(from);
   }
   check.done(*this);
 }
@@ -87,11 +93,15 @@ bool SlicedBlockPool::reset_prefix_cache() {
   const OperationCheck check(s);
   if (s.num_free_large != s.num_large - 1) return false;
   s.clear();
+  for (const uint32_t number : s.watchers.blocks()) {
+    s.unwatch({number / s.records_per_large, number % s.records_per_large});
+  }
   while (const uint32_t l = s.aged_whole.first) {
     s.open(l);
     s.large[l].num_cached = 0;
     s.close(l, false);
   }
+  s.tell_reused();
   check.done(*this);
   return true;
 }

@@ -67,4 +67,18 @@ kvplan_status kvplan_pool_find(const kvplan_pool* pool, const void* hash, size_t
                                 .value_or(-1);
   });
 }
+
+kvplan_status kvplan_pool_move_hashes(kvplan_pool* pool, int32_t source, int32_t destination) {
+  return guarded([&] { deref(pool, "pool").pool.move_block_hashes(source, destination); });
+}
+
+kvplan_status kvplan_pool_unpin(kvplan_pool* pool, const int32_t* blocks, size_t count,
+                                kvplan_on_reuse on_reuse, void* user) {
+  return guarded([&] {
+    if (on_reuse == nullptr) throw kvplan::InvalidArgument("on_reuse is null");
+    deref(pool, "pool").pool.unpin_blocks(span_of(blocks, count), [=](int32_t block) {
+      on_reuse(user, 0, block);
+    });
+  });
+}
 }

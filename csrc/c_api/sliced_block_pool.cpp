@@ -116,6 +116,25 @@ kvplan_status kvplan_sliced_pool_find(const kvplan_sliced_pool* pool, const void
   });
 }
 
+kvplan_status kvplan_sliced_pool_move_hashes(kvplan_sliced_pool* pool, uint16_t group,
+                                             int32_t source, int32_t destination) {
+  return guarded(
+      [&] { deref(pool, "pool").pool.move_block_hashes(PoolGroupId{group}, source, destination); });
+}
+
+kvplan_status kvplan_sliced_pool_unpin(kvplan_sliced_pool* pool, uint16_t group,
+                                       const int32_t* blocks, size_t count,
+                                       kvplan_on_reuse on_reuse, void* user) {
+  return guarded([&] {
+    if (on_reuse == nullptr) throw kvplan::InvalidArgument("on_reuse is null");
+    deref(pool, "pool")
+        .pool.unpin_blocks(PoolGroupId{group}, span_of(blocks, count),
+                           [=](PoolGroupId of, int32_t block) {
+                             on_reuse(user, static_cast<uint16_t>(of), block);
+                           });
+  });
+}
+
 kvplan_status kvplan_sliced_pool_make_room(kvplan_sliced_pool* pool,
                                            const kvplan_slice_demand* demands, size_t num_demands,
                                            const kvplan_group_blocks* pinned, size_t num_pinned,

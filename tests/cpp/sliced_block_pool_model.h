@@ -17,6 +17,14 @@
 /// target.
 namespace kvplan::testing {
 
+/// A callback of `unpin_blocks` that was called: who gave it, and the block.
+struct ModelReuse {
+  int watcher = 0;
+  int group = 0;
+  int block = 0;
+  friend bool operator==(const ModelReuse&, const ModelReuse&) = default;
+};
+
 struct ModelDemand {
   int group = 0;
   std::vector<int> found{};
@@ -31,13 +39,16 @@ class SlicedModel {
     int64_t num_tokens = 0;
     std::vector<std::string> more{};  // hashes besides
     int64_t retired = 0;              // largest boundary that was replaced
+    int watcher = 0;                  // who unpinned it; 0: nobody, or the contents are gone
+    uint64_t watched_since = 0;
+    bool is_kept() const { return !hash.empty() || watcher != 0; }
   };
   enum class Ages { kNone, kGroup, kWhole };
   struct Large {
     int owner = -1;
     std::vector<Slice> slices;
     std::vector<int> unused;  // slices that are empty, the next one last
-    std::vector<int> cached;  // free slices with a hash, first freed first
+    std::vector<int> cached;  // other free slices, first freed first
     Ages ages = Ages::kNone;
     uint64_t age = 0;         // when it entered that list
     uint64_t last_touch = 0;  // of any kind
@@ -93,7 +104,7 @@ class SlicedModel {
     return std::all_of(ids.begin(), ids.end(), [&](int id) {
       if (!owned(g, id)) return false;
       const Slice s = seen(g, id);
-      return id == 0 || s.ref_count > 0 || !s.hash.empty();
+      return id == 0 || s.ref_count > 0 || s.is_kept();
     });
   }
   bool touch(int g, const std::vector<int>& ids) {
@@ -107,18 +118,25 @@ class SlicedModel {
     return true;
   }
 
-  bool free(int g, const std::vector<int>& ids) {
+  /// `watcher`: of `unpin_blocks`, else 0.
+  bool free(int g, const std::vector<int>& ids, int watcher = 0) {
     std::map<int, int> times;
     for (const int id : ids) {
       if (!owned(g, id)) return false;
+      if (id == 0 && watcher != 0) return false;
       if (id != 0 && ++times[id] > slice_of(g, id).ref_count) return false;
     }
     for (const auto& [id, n] : times) slice_of(g, id).ref_count -= n;
+    for (size_t i = 0; watcher != 0 && i < ids.size(); ++i) {
+      Slice& s = slice_of(g, ids[i]);
+      if (s.watcher == 0) s.watched_since = ++clock_;
+      s.watcher = watcher;
+    }
     for (const int id : ids) {
       if (id == 0 || times.erase(id) == 0 || slice_of(g, id).ref_count != 0) continue;
       Large& b = block_of(g, id);
       if (!caching) drop_hash(g, id, true);
-      (slice_of(g, id).hash.empty() ? b.unused : b.cached).push_back(id % k(g));
+      (slice_of(g, id).is_kept() ? b.cached : b.unused).push_back(id % k(g));
       changed(id / k(g), true);
     }
     return true;
@@ -158,7 +176,7 @@ class SlicedModel {
         evict = true;
       } else if (whole != 0) {
         Large& b = at(whole);
-        for (const int slice : b.cached) drop_hash(b.owner, whole * k(b.owner) + slice, true);
+        for (const int slice : b.cached) give_up(b.owner, whole * k(b.owner) + slice);
         b.unused.insert(b.unused.end(), b.cached.begin(), b.cached.end());
         b.cached.clear();
         changed(whole, false);
@@ -172,7 +190,7 @@ class SlicedModel {
         const int slice = evict ? from.front() : from.back();
         from.erase(evict ? from.begin() : from.end() - 1);
         const int id = l * k(g) + slice;
-        drop_hash(g, id, true);
+        give_up(g, id);
         slice_of(g, id).ref_count = 1;
         out.push_back(id);
       }
@@ -192,7 +210,7 @@ class SlicedModel {
     return left >= 0;
   }
 
-  std::optional<std::vector<int>> allocate(const std::vector<ModelDemand>& demands) {
+  std::optional<std::vector<int>> allocate(const std::vector<ModelDemand>& demands, bool frugal) {
     for (const ModelDemand& d : demands) {
       if (!can_touch(d.group, d.found)) return std::nullopt;
     }
@@ -206,6 +224,7 @@ class SlicedModel {
     for (const ModelDemand& d : demands) {
       int others = 0;
       for (const auto& [g, n] : wanted) others += g == d.group ? 0 : needed(g, n);
+      if (frugal) others = num_free_large() - needed(d.group, wanted[d.group]);
       for (const int id : take(d.group, d.num_new, others)) out.push_back(id);
       wanted[d.group] -= d.num_new;
     }
@@ -222,9 +241,32 @@ class SlicedModel {
   }
 
   /// All demands can be touched. Held blocks may not be dropped or lost; nothing happens on
-  /// failure.
-  std::optional<std::vector<SliceMove>> make_room(std::vector<ModelDemand> demands, int max_moves,
+  /// failure. Unpinned slices that would be dropped are given up, until none is left of those.
+  std::optional<std::vector<SliceMove>> make_room(const std::vector<ModelDemand>& demands,
+                                                  int max_moves,
                                                   const std::vector<std::pair<int, int>>& pinned) {
+    while (true) {
+      SlicedModel after = *this;
+      const auto moves = after.make_room_once(demands, max_moves, pinned);
+      const std::vector<ModelReuse> lost(
+          after.reused.begin() + static_cast<ptrdiff_t>(reused.size()), after.reused.end());
+      if (!moves || lost.empty()) {
+        *this = std::move(after);
+        return moves;
+      }
+      for (const ModelDemand& d : demands) touch(d.group, d.found);
+      for (const ModelReuse& r : lost) {
+        reused.push_back(r);
+        slice_of(r.group, r.block).watcher = 0;
+        settle(r.group, r.block);
+      }
+      for (const ModelDemand& d : demands) free(d.group, {d.found.rbegin(), d.found.rend()});
+    }
+  }
+
+  std::optional<std::vector<SliceMove>> make_room_once(
+      std::vector<ModelDemand> demands, int max_moves,
+      const std::vector<std::pair<int, int>>& pinned) {
     SlicedModel after = *this;
     for (const ModelDemand& d : demands) after.touch(d.group, d.found);
     std::vector<int> victims;
@@ -253,7 +295,7 @@ class SlicedModel {
       size_t end = i;
       for (; end < victims.size() && at(victims[end]).owner == g; ++end) {
         Large& b = at(victims[end]);
-        for (const int slice : b.cached) drop_hash(g, victims[end] * k(g) + slice, true);
+        for (const int slice : b.cached) give_up(g, victims[end] * k(g) + slice);
         b.cached.clear();
       }
       for (size_t v = i; v < end; ++v) empty_by_moves(victims[v], victims, moves);
@@ -349,12 +391,25 @@ class SlicedModel {
     for (const int id : ids) {
       if (id == 0 || !owned(g, id) || slice_of(g, id).hash.empty()) continue;
       drop_hash(g, id, true);
-      if (slice_of(g, id).ref_count != 0) continue;
-      Large& b = block_of(g, id);
-      b.cached.erase(std::find(b.cached.begin(), b.cached.end(), id % k(g)));
-      b.unused.push_back(id % k(g));
-      changed(id / k(g), false);
+      settle(g, id);
     }
+    return true;
+  }
+
+  bool move_hashes(int g, int src, int dst) {
+    if (!owned(g, src) || !owned(g, dst) || dst == 0) return false;
+    if (slice_of(g, dst).ref_count == 0 || !slice_of(g, dst).hash.empty()) return false;
+    if (src == 0 || slice_of(g, src).hash.empty()) return true;
+    Slice& from = slice_of(g, src);
+    Slice& to = slice_of(g, dst);
+    to.hash = from.hash;
+    to.more = from.more;
+    to.num_tokens = from.num_tokens;
+    to.retired = from.retired;
+    drop_hash(g, src, false);
+    cached[{to.hash, g}].push_back(dst);
+    for (const std::string& hash : to.more) cached[{hash, g}].push_back(dst);
+    settle(g, src);
     return true;
   }
 
@@ -362,6 +417,16 @@ class SlicedModel {
     if (num_free_large() + 1 != num_large()) return false;
     events.push_back({.kind = BlockPoolEvent::Kind::kCleared});
     cached.clear();
+    std::map<uint64_t, ModelReuse> watched;
+    for (int l = 1; l < num_large(); ++l) {
+      const Large& b = at(l);
+      for (int slice = 0; slice < static_cast<int>(b.slices.size()); ++slice) {
+        const Slice& s = b.slices[static_cast<size_t>(slice)];
+        if (s.watcher == 0) continue;
+        watched[s.watched_since] = {s.watcher, b.owner, l * k(b.owner) + slice};
+      }
+    }
+    for (const auto& [since, reuse] : watched) reused.push_back(reuse);
     while (const int l = oldest(Ages::kWhole, -1)) {
       at(l) = {};
       reserve.push_back(l);
@@ -376,6 +441,7 @@ class SlicedModel {
   std::vector<int> reserve;  // the next one last
   std::map<std::pair<std::string, int>, std::vector<int>> cached;
   std::vector<BlockPoolEvent> events;
+  std::vector<ModelReuse> reused;
 
  private:
   Large& at(int l) { return large[static_cast<size_t>(l)]; }
@@ -440,7 +506,7 @@ class SlicedModel {
       list.erase(evict ? list.begin() : list.end() - 1);
       const int source = l * k(g) + slice;
       const int id = target * k(g) + to;
-      drop_hash(g, id, true);
+      give_up(g, id);
       b.slices[static_cast<size_t>(to)] = std::exchange(from, {});
       for (auto& [key, holders] : cached) {
         if (key.second == g) std::replace(holders.begin(), holders.end(), source, id);
@@ -492,6 +558,21 @@ class SlicedModel {
     s.hash.clear();
   }
 
+  void give_up(int g, int id) {
+    drop_hash(g, id, true);
+    int& watcher = slice_of(g, id).watcher;
+    if (watcher != 0) reused.push_back({std::exchange(watcher, 0), g, id});
+  }
+
+  /// A free slice that is kept for nothing any more is unused.
+  void settle(int g, int id) {
+    if (slice_of(g, id).ref_count != 0 || slice_of(g, id).is_kept()) return;
+    Large& b = block_of(g, id);
+    b.cached.erase(std::find(b.cached.begin(), b.cached.end(), id % k(g)));
+    b.unused.push_back(id % k(g));
+    changed(id / k(g), false);
+  }
+
   /// After something happened in a large block.
   void changed(int l, bool used) {
     Large& b = at(l);
@@ -523,7 +604,7 @@ class SlicedPoolDriver {
   void step(ByteSource& in, bool thorough) {
     const int g = in.below(num_groups());
     const PoolGroupId group{static_cast<uint16_t>(g)};
-    switch (in.below(18)) {
+    switch (in.below(20)) {
       case 0:
       case 1: {
         const int n = in.below(2 * model_.k(g) + 3);
@@ -574,6 +655,17 @@ class SlicedPoolDriver {
       case 16:
         make_room(in);
         break;
+      case 17:
+        unpin(in, g);
+        break;
+      case 18: {
+        const std::vector<int> from = in.below(4) ? cached_ids(in, g) : choose_ids(in, g);
+        const std::vector<int> to = in.below(4) ? held_ids(in, g) : choose_ids(in, g);
+        if (from.empty() || to.empty()) break;
+        compare_outcome("move_block_hashes", model_.move_hashes(g, from[0], to[0]),
+                        [&] { pool_.move_block_hashes(group, from[0], to[0]); });
+        break;
+      }
       default:
         reset(in);
     }
@@ -581,6 +673,7 @@ class SlicedPoolDriver {
   }
 
   int64_t num_moves() const { return num_moves_; }
+  int64_t num_reused() const { return num_reused_; }
 
  private:
   static constexpr int kBlockSize = 4;
@@ -651,8 +744,11 @@ class SlicedPoolDriver {
     return real;
   }
 
-  void allocate(ByteSource& in) { allocate(choose_demands(in, 1)); }
-  void allocate(const std::vector<ModelDemand>& demands) {
+  void allocate(ByteSource& in) {
+    const bool frugal = in.below(4) == 0;
+    allocate(choose_demands(in, 1), frugal);
+  }
+  void allocate(const std::vector<ModelDemand>& demands, bool frugal) {
     const std::vector<SliceDemand> real = real_demands(demands);
     size_t total = 0;
     for (const ModelDemand& d : demands) total += static_cast<size_t>(d.num_new);
@@ -665,10 +761,10 @@ class SlicedPoolDriver {
       }
     } catch (const Error&) {
     }
-    const std::optional<std::vector<int>> expected = model_.allocate(demands);
+    const std::optional<std::vector<int>> expected = model_.allocate(demands, frugal);
     if (admitted != expected.has_value()) fail("can_allocate answered otherwise");
     std::vector<BlockId> ids(total, -7);
-    compare_outcome("allocate", expected.has_value(), [&] { pool_.allocate(real, ids); });
+    compare_outcome("allocate", expected.has_value(), [&] { pool_.allocate(real, ids, frugal); });
     if (expected) compare_ids(*expected, ids);
   }
 
@@ -716,7 +812,7 @@ class SlicedPoolDriver {
       for (int& id : d.found) id = SlicedModel::destination(d.group, id, *moves);
     }
     if (!pool_.can_allocate(real_demands(demands))) fail("there is no room although it was made");
-    if (in.below(2) == 0) allocate(demands);
+    if (in.below(2) == 0) allocate(demands, false);
   }
 
   /// No block twice, and none source and destination.
@@ -728,6 +824,17 @@ class SlicedPoolDriver {
         fail("moves depend on each other");
       }
     }
+  }
+
+  void unpin(ByteSource& in, int g) {
+    const std::vector<int> ids = in.below(6) == 0 ? choose_ids(in, g) : held_ids(in, g);
+    const int watcher = 1 + in.below(100);
+    compare_outcome("unpin_blocks", model_.free(g, ids, watcher), [&] {
+      pool_.unpin_blocks(PoolGroupId{static_cast<uint16_t>(g)}, ids,
+                         [this, watcher](PoolGroupId group, BlockId block) {
+                           reused_.push_back({watcher, static_cast<int>(group), block});
+                         });
+    });
   }
 
   void cache_full(ByteSource& in, int g) {
@@ -828,11 +935,15 @@ class SlicedPoolDriver {
       }
     }
     if (pool_.take_events() != std::exchange(model_.events, {})) fail("events");
+    num_reused_ += static_cast<int64_t>(reused_.size());
+    if (std::exchange(reused_, {}) != std::exchange(model_.reused, {})) fail("reuse");
   }
 
   SlicedModel model_;
   SlicedBlockPool pool_;
+  std::vector<ModelReuse> reused_;
   int64_t num_moves_ = 0;
+  int64_t num_reused_ = 0;
 };
 
 }  // namespace kvplan::testing

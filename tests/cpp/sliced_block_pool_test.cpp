@@ -6,7 +6,9 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "block_pool/highest_bit.h"
@@ -561,6 +563,232 @@ TEST(SlicedBlockPoolMoves, ErrorsChangeNothing) {
   EXPECT_EQ(pool.make_room({}), Moves{});
 }
 
+/// What callbacks of `unpin_blocks` were told.
+struct Told {
+  std::vector<std::pair<int, BlockId>> blocks{};
+  SlicedBlockPool::ReuseCallback callback() {
+    return [this](PoolGroupId group, BlockId block) {
+      blocks.emplace_back(static_cast<int>(group), block);
+    };
+  }
+};
+using Reused = std::vector<std::pair<int, BlockId>>;
+
+TEST(SlicedBlockPoolUnpin, ContentsStayAsLongAsCachedOnes) {
+  for (const bool enable_caching : {true, false}) {
+    SlicedBlockPool pool(4, kSlices, {.enable_caching = enable_caching});
+    Told told;
+    const Ids ids = pool.get_new_blocks(kSmall, 4);
+    EXPECT_EQ(ids, (Ids{4, 5, 6, 7}));
+    pool.free_blocks(kSmall, Ids{6});
+    pool.unpin_blocks(kSmall, Ids{7, 5}, told.callback());
+    EXPECT_EQ(pool.num_used_blocks(kSmall), 1);
+    EXPECT_EQ(pool.get_new_blocks(kSmall, 1), (Ids{6}));  // the empty one
+    pool.touch(kSmall, Ids{5});                           // once more in use
+    EXPECT_EQ(pool.ref_count(kSmall, 5), 1);
+    pool.free_blocks(kSmall, Ids{5, 4, 6});
+    EXPECT_EQ(pool.owner(1), kSmall);
+    EXPECT_EQ(pool.num_free_large_blocks(), 3);
+    EXPECT_EQ(pool.get_new_blocks(kWide, 4), (Ids{4, 5, 6, 7}));  // the reserve
+    EXPECT_EQ(told.blocks, Reused{});
+    EXPECT_EQ(pool.get_new_blocks(kWide, 1), (Ids{2}));
+    EXPECT_EQ(told.blocks, (Reused{{1, 7}, {1, 5}}));
+    pool.free_blocks(kWide, Ids{2});
+    EXPECT_EQ(pool.get_new_blocks(kSmall, 1), (Ids{4}));
+    EXPECT_EQ(told.blocks.size(), 2);
+    pool.check_invariants();
+  }
+}
+
+TEST(SlicedBlockPoolUnpin, ABlockWithAnotherHolderStaysWatched) {
+  SlicedBlockPool pool(2, kSlices);
+  Told told;
+  Told later;
+  pool.get_new_blocks(kSmall, 2);
+  pool.touch(kSmall, Ids{4, 4});
+  pool.unpin_blocks(kSmall, Ids{4, 4}, told.callback());
+  EXPECT_EQ(pool.ref_count(kSmall, 4), 1);
+  pool.unpin_blocks(kSmall, Ids{4}, later.callback());
+  pool.evict_blocks(kSmall, Ids{4});  // drops hashes only
+  EXPECT_EQ(pool.get_new_blocks(kSmall, 3), (Ids{6, 7, 4}));
+  EXPECT_EQ(told.blocks, Reused{});
+  EXPECT_EQ(later.blocks, (Reused{{1, 4}}));
+}
+
+TEST(SlicedBlockPoolUnpin, ResetTellsInTheOrderOfRegistration) {
+  SlicedBlockPool pool(4, kSlices);
+  Told told;
+  const Ids small = pool.get_new_blocks(kSmall, 2);
+  const Ids wide = pool.get_new_blocks(kWide, 1);
+  cache(pool, kSmall, small, 0);
+  pool.unpin_blocks(kSmall, Ids{5}, told.callback());
+  pool.unpin_blocks(kWide, wide, told.callback());
+  EXPECT_FALSE(pool.reset_prefix_cache());
+  pool.unpin_blocks(kSmall, Ids{4}, told.callback());
+  EXPECT_EQ(told.blocks, Reused{});
+  EXPECT_TRUE(pool.reset_prefix_cache());
+  EXPECT_EQ(told.blocks, (Reused{{1, 5}, {0, wide[0]}, {1, 4}}));
+  EXPECT_EQ(pool.num_cached_hashes(), 0);
+  EXPECT_EQ(pool.owner(1), std::nullopt);
+  EXPECT_EQ(pool.owner(2), std::nullopt);
+  pool.check_invariants();
+}
+
+TEST(SlicedBlockPoolUnpin, ErrorsChangeNothing) {
+  SlicedBlockPool pool(3, kSlices);
+  Told told;
+  pool.get_new_blocks(kSmall, 2);
+  const auto error = [&](PoolGroupId group, const Ids& ids) {
+    return error_of([&] { pool.unpin_blocks(group, ids, told.callback()); });
+  };
+  EXPECT_EQ(error(kSmall, {4, 0}), "unpin_blocks: the null block is never freed");
+  EXPECT_EQ(error(kSmall, {4, 5, 4}),
+            "unpin_blocks: block 4 of group 1 has 1 holder(s) and is released 2 time(s) by this "
+            "call; nothing was freed");
+  EXPECT_EQ(error(kSmall, {4, 12}),
+            "unpin_blocks: block id 12 is not in group 1, which has ids 4 to 11 and the null "
+            "block 0");
+  EXPECT_EQ(error(kWide, {2}),
+            "unpin_blocks: block 2 of group 0 lies in large block 1, which belongs to group 1");
+  EXPECT_NE(error(PoolGroupId{2}, {}), "no error");
+  EXPECT_EQ(error_of([&] { pool.unpin_blocks(kSmall, Ids{4}, {}); }),
+            "unpin_blocks: on_reuse must be callable");
+  EXPECT_EQ(pool.num_used_blocks(kSmall), 2);
+  pool.free_blocks(kSmall, Ids{4, 5});
+  EXPECT_EQ(pool.owner(1), std::nullopt);  // nobody watches
+  pool.check_invariants();
+}
+
+TEST(SlicedBlockPoolUnpin, ACallbackThatThrowsLeavesTheBlocksFree) {
+  SlicedBlockPool pool(3, kSlices);
+  Told told;
+  pool.get_new_blocks(kSmall, 6);
+  cache(pool, kSmall, Ids{8, 9}, 0);
+  pool.free_blocks(kSmall, Ids{8, 9});
+  const auto fail = [](PoolGroupId, BlockId) { throw std::runtime_error("no"); };
+  pool.unpin_blocks(kSmall, Ids{4, 5}, fail);
+  pool.unpin_blocks(kSmall, Ids{6, 7}, told.callback());
+  const Ids found = {9};
+  const SliceDemand demands[] = {{.group_id = kSmall, .found = found, .num_new = 1},
+                                 {.group_id = kWide, .num_new = 1}};
+  Ids out(2);
+  EXPECT_THROW(pool.allocate(demands, out), std::runtime_error);
+  EXPECT_EQ(told.blocks, (Reused{{1, 6}, {1, 7}}));  // in spite of the one before
+  EXPECT_EQ(pool.num_free_large_blocks(), 2);
+  EXPECT_EQ(pool.find(hash_of(1), kSmall), 9);
+  pool.check_invariants();
+  pool.allocate(demands, out);
+  pool.unpin_blocks(kSmall, Ids{out[0], 9}, fail);
+  EXPECT_THROW(pool.get_new_blocks(kWide, 3), std::runtime_error);
+  EXPECT_EQ(pool.num_used_blocks(kWide), 1);
+  EXPECT_EQ(pool.get_new_blocks(kWide, 3).size(), 3);
+  pool.check_invariants();
+}
+
+/// Large block 1: 2 of 4 slices in use, the others unpinned; large block 2: the same.
+void unpinned_halves(SlicedBlockPool& pool, const SlicedBlockPool::ReuseCallback& on_reuse) {
+  pool.get_new_blocks(kSmall, 8);
+  pool.unpin_blocks(kSmall, Ids{4, 5}, on_reuse);
+  pool.unpin_blocks(kSmall, Ids{8, 9}, on_reuse);
+}
+
+TEST(SlicedBlockPoolUnpin, MovesTellBeforeAnythingMoves) {
+  SlicedBlockPool pool(3, kSlices);
+  Told told;
+  unpinned_halves(pool, [&](PoolGroupId group, BlockId block) {
+    EXPECT_EQ(pool.ref_count(kSmall, 10), 1);  // still there
+    pool.check_invariants();
+    told.callback()(group, block);
+  });
+  const SliceDemand demand[] = {{.group_id = kWide, .num_new = 2}};
+  EXPECT_TRUE(pool.can_make_room(demand));
+  const auto moves = pool.make_room(demand);
+  ASSERT_TRUE(moves);
+  EXPECT_EQ(moves->size(), 2);
+  std::sort(told.blocks.begin(), told.blocks.end());
+  EXPECT_EQ(told.blocks, (Reused{{1, 4}, {1, 5}, {1, 8}, {1, 9}}));
+  EXPECT_TRUE(pool.can_allocate(demand));
+  pool.check_invariants();
+}
+
+TEST(SlicedBlockPoolUnpin, NothingMovesIfACallbackThrows) {
+  SlicedBlockPool pool(3, kSlices);
+  unpinned_halves(pool, [](PoolGroupId, BlockId) { throw std::runtime_error("no"); });
+  const SliceDemand demand[] = {{.group_id = kWide, .num_new = 2}};
+  EXPECT_THROW(pool.make_room(demand), std::runtime_error);
+  for (const BlockId id : {6, 7, 10, 11}) EXPECT_EQ(pool.ref_count(kSmall, id), 1);
+  pool.check_invariants();
+  EXPECT_EQ(pool.make_room(demand)->size(), 2);
+}
+
+TEST(SlicedBlockPoolUnpin, ACallbackMayCallThePool) {
+  SlicedBlockPool pool(4, kSlices);
+  unpinned_halves(pool, [&](PoolGroupId, BlockId block) {
+    if (block == 9) pool.free_blocks(kSmall, Ids{10});
+  });
+  pool.get_new_blocks(kWide, 2);
+  const SliceDemand demand[] = {{.group_id = kWide, .num_new = 2}};
+  const auto moves = pool.make_room(demand);
+  ASSERT_TRUE(moves);
+  EXPECT_EQ(moves->size(), 1);  // of the large block that the callback has left with one
+  Ids out(2);
+  pool.allocate(demand, out);
+  pool.check_invariants();
+}
+
+TEST(SlicedBlockPoolUnpin, TheCallbackMovesWithItsBlock) {
+  SlicedBlockPool pool(4, kSlices);
+  Told told;
+  scatter(pool);  // 7 moves to 8
+  pool.touch(kSmall, Ids{7});
+  pool.unpin_blocks(kSmall, Ids{7}, told.callback());
+  const SliceDemand demand[] = {{.group_id = kWide, .num_new = 2}};
+  EXPECT_EQ(pool.make_room(demand), (Moves{{kSmall, 7, 8}}));
+  pool.free_blocks(kSmall, Ids{8, 9, 10, 11});
+  pool.check_invariants();
+  EXPECT_EQ(told.blocks, Reused{});
+  EXPECT_EQ(pool.get_new_blocks(kWide, 4).size(), 4);
+  EXPECT_EQ(told.blocks, (Reused{{1, 8}}));
+}
+
+TEST(SlicedBlockPool, HashesMoveToAnotherBlock) {
+  SlicedBlockPool pool(4, kSlices, {.enable_events = true});
+  const Ids ids = pool.get_new_blocks(kSmall, 3);
+  pool.cache_partial_block(
+      {.block = ids[0], .hash = "part", .num_tokens = 8, .hash_block_size = 8, .group_id = kSmall});
+  pool.cache_full_blocks({.blocks = std::span(&ids[2], 1),
+                          .hashes = std::vector<std::string_view>{"part"},
+                          .block_size = 16,
+                          .group_id = kSmall});
+  pool.take_events();
+  pool.free_blocks(kSmall, Ids{ids[0]});
+  pool.move_block_hashes(kSmall, ids[0], ids[1]);
+  EXPECT_EQ(pool.block_hash(kSmall, ids[1]), "part");
+  EXPECT_EQ(pool.block_hash(kSmall, ids[0]), "");
+  EXPECT_EQ(pool.find("part", kSmall), ids[2]);  // now the oldest
+  EXPECT_FALSE(pool.has_events());
+  EXPECT_EQ(pool.get_new_blocks(kSmall, 2), (Ids{ids[0], 7}));  // the first is empty
+  pool.move_block_hashes(kSmall, 0, ids[0]);
+  pool.move_block_hashes(kSmall, ids[0], 7);
+  const auto error = [&](PoolGroupId group, BlockId src, BlockId dst) {
+    return error_of([&] { pool.move_block_hashes(group, src, dst); });
+  };
+  EXPECT_EQ(error(kSmall, ids[1], ids[2]),
+            "move_block_hashes: block 6 of group 1 already has a hash");
+  EXPECT_EQ(error(kSmall, ids[1], ids[1]),
+            "move_block_hashes: block 5 of group 1 already has a hash");
+  EXPECT_EQ(error(kSmall, ids[1], 0), "move_block_hashes: block 0 of group 1 is the null block");
+  pool.free_blocks(kSmall, Ids{7});
+  EXPECT_EQ(error(kSmall, ids[1], 7), "move_block_hashes: block 7 of group 1 has no holder");
+  EXPECT_EQ(error(kSmall, ids[1], 8),
+            "move_block_hashes: block 8 of group 1 lies in large block 2, which is in the reserve");
+  EXPECT_EQ(error(kWide, 2, 3),
+            "move_block_hashes: block 2 of group 0 lies in large block 1, which belongs to group "
+            "1");
+  EXPECT_EQ(pool.block_hash(kSmall, ids[1]), "part");
+  pool.check_invariants();
+}
+
 /// Bytes follow the ids: a request reads what it has written, whatever has moved in between.
 TEST(SlicedBlockPoolMoves, ContentsFollow) {
   constexpr int64_t kBytes = 12;  // of a large block
@@ -735,6 +963,7 @@ TEST(SlicedBlockPool, DoesWhatTheModelDoes) {
   constexpr int kPools = 200;
   constexpr int kSteps = 5000;  // a million in all
   int64_t num_moves = 0;
+  int64_t num_reused = 0;
   for (int seed = 0; seed < kPools; ++seed) {
     RandomBytes bytes(static_cast<uint64_t>(seed));
     const int num_large = 1 + bytes.below(seed % 2 ? 14 : 24);
@@ -745,8 +974,10 @@ TEST(SlicedBlockPool, DoesWhatTheModelDoes) {
       ASSERT_NO_THROW(driver.step(bytes, step % 8 == 0)) << "seed " << seed << " step " << step;
     }
     num_moves += driver.num_moves();
+    num_reused += driver.num_reused();
   }
   EXPECT_GT(num_moves, 5000);
+  EXPECT_GT(num_reused, 5000);
 }
 
 }  // namespace

@@ -319,6 +319,53 @@ static void moves_slices(void) {
   kvplan_sliced_pool_destroy(NULL);
 }
 
+static void remembers(void* user, uint16_t group, int32_t block) {
+  int32_t* last = user;
+  last[0] = group;
+  last[1] = block;
+}
+
+static void unpins_and_moves_hashes(void) {
+  static const int64_t slices[2] = {2, 4};
+  int32_t last[2] = {-1, -1};
+  int32_t blocks[4];
+  int32_t found;
+  kvplan_slice_demand demand = {NULL, 0, 4, 1};
+  kvplan_sliced_pool* sliced = NULL;
+  kvplan_pool* pool = NULL;
+  REQUIRE(kvplan_sliced_pool_create(2, slices, 2, 1, 1.0, &sliced) == KVPLAN_OK);
+  REQUIRE(kvplan_sliced_pool_allocate(sliced, &demand, 1, blocks, 4) == KVPLAN_OK);
+  REQUIRE(kvplan_sliced_pool_cache(sliced, blocks, 1, "hash", 4, 16, 1) == KVPLAN_OK);
+  REQUIRE(kvplan_sliced_pool_move_hashes(sliced, 1, blocks[0], blocks[1]) == KVPLAN_OK);
+  REQUIRE(kvplan_sliced_pool_find(sliced, "hash", 4, 1, &found) == KVPLAN_OK);
+  REQUIRE(found == blocks[1]);
+  REQUIRE(kvplan_sliced_pool_move_hashes(sliced, 1, blocks[1], blocks[1]) == KVPLAN_BLOCK_POOL);
+  REQUIRE(kvplan_sliced_pool_move_hashes(NULL, 1, 4, 5) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_sliced_pool_unpin(sliced, 1, blocks, 4, NULL, last) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_sliced_pool_unpin(NULL, 1, blocks, 4, remembers, last) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_sliced_pool_unpin(sliced, 1, NULL, 4, remembers, last) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_sliced_pool_unpin(sliced, 1, blocks, 4, remembers, last) == KVPLAN_OK);
+  REQUIRE(kvplan_sliced_pool_unpin(sliced, 1, blocks, 1, remembers, last) == KVPLAN_BLOCK_POOL);
+  REQUIRE(last[1] == -1);
+  demand.group = 0;
+  demand.num_new = 1;
+  REQUIRE(kvplan_sliced_pool_allocate(sliced, &demand, 1, blocks, 1) == KVPLAN_OK);
+  REQUIRE(last[0] == 1 && last[1] == 7);
+  kvplan_sliced_pool_destroy(sliced);
+
+  REQUIRE(kvplan_pool_create(3, 1, &pool) == KVPLAN_OK);
+  REQUIRE(kvplan_pool_allocate(pool, blocks, 2) == KVPLAN_OK);
+  REQUIRE(kvplan_pool_cache(pool, blocks, 1, "hash", 4, 16, 0) == KVPLAN_OK);
+  REQUIRE(kvplan_pool_move_hashes(pool, blocks[0], blocks[1]) == KVPLAN_OK);
+  REQUIRE(kvplan_pool_find(pool, "hash", 4, 0, &found) == KVPLAN_OK && found == blocks[1]);
+  REQUIRE(kvplan_pool_move_hashes(pool, 9, blocks[0]) == KVPLAN_BLOCK_POOL);
+  REQUIRE(kvplan_pool_unpin(pool, blocks, 2, NULL, last) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_pool_unpin(pool, blocks, 2, remembers, last) == KVPLAN_OK);
+  REQUIRE(kvplan_pool_allocate(pool, blocks, 1) == KVPLAN_OK);
+  REQUIRE(last[0] == 0 && last[1] == blocks[0]);
+  kvplan_pool_destroy(pool);
+}
+
 int main(int argc, char** argv) {
   REQUIRE(strlen(kvplan_version()) >= 5);
   plans_and_reads();
@@ -328,6 +375,7 @@ int main(int argc, char** argv) {
   hands_out_blocks();
   plans_and_hands_out_slices();
   moves_slices();
+  unpins_and_moves_hashes();
   puts("ok");
   return 0;
 }

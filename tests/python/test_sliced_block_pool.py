@@ -284,3 +284,64 @@ def test_partial_blocks_move_with_all_their_hashes():
     with pytest.raises(ValueError, match="1 to 2147483647 tokens, not 0"):
         pool.cache_partial_block(8, b"x", 0, hash_block_size=4, group_id=SMALL)
     assert pool.num_cached_hashes == 1
+
+
+@pytest.mark.parametrize("size", [0, -4])
+def test_hash_blocks_without_tokens_are_refused(size):
+    plain = kvplan.BlockPool(3, enable_events=True)
+    sliced = kvplan.SlicedBlockPool(3, [1, 1], enable_events=True)
+    for pool, ids in ((plain, plain.get_new_blocks(1)), (sliced, sliced.get_new_blocks(1, SMALL))):
+        with pytest.raises(ValueError, match=f"hash_block_size is 1 token or more, not {size}"):
+            pool.cache_partial_block(ids[0], b"h", 3, hash_block_size=size, group_id=SMALL)
+        assert pool.num_cached_hashes == 0
+        assert pool.take_events() == []
+
+
+def test_unpinned_blocks_are_reused_last_and_somebody_is_told():
+    pool = kvplan.SlicedBlockPool(3, [1, 4])
+    told = []
+    ids = pool.get_new_blocks(4, SMALL)
+    pool.unpin_blocks(ids[:2], lambda *block: told.append(block), SMALL)
+    pool.free_blocks(ids[2:], SMALL)
+    pool.touch(ids[1:2], SMALL)  # once more in use
+    pool.free_blocks(ids[1:2], SMALL)
+    assert pool.owner(1) == SMALL
+    assert pool.get_new_blocks(1, WIDE).tolist() == [2]
+    assert told == []
+    assert pool.get_new_blocks(1, WIDE).tolist() == [1]
+    assert told == [(ids[0], SMALL), (ids[1], SMALL)]
+    with pytest.raises(ValueError, match="unpin_blocks: the null block is never freed"):
+        pool.unpin_blocks([0], told.append, WIDE)
+    with pytest.raises(TypeError):
+        pool.unpin_blocks([1], None, WIDE)
+    assert pool.num_used_blocks(WIDE) == 2
+
+
+def test_moves_tell_of_unpinned_blocks_first_and_an_error_moves_nothing():
+    def refuse(block_id, group_id):
+        raise RuntimeError(f"no {block_id}")
+
+    pool = kvplan.SlicedBlockPool(3, [1, 4])
+    ids = pool.get_new_blocks(8, SMALL)
+    pool.unpin_blocks(ids[[0, 1, 4, 5]], refuse, SMALL)
+    with pytest.raises(RuntimeError, match="no"):
+        pool.make_room([1, 0])
+    assert pool.ref_counts(ids, SMALL).tolist() == [0, 0, 1, 1] * 2
+    sources, targets = pool.make_room([1, 0])[SMALL]
+    assert (len(sources), len(targets)) == (2, 2)
+    pool.check_invariants()
+
+
+def test_hashes_move_to_another_block():
+    pool = kvplan.SlicedBlockPool(3, [1, 4])
+    ids = pool.get_new_blocks(3, SMALL)
+    pool.cache_full_blocks(ids[:1], [b"h"], 16, SMALL)
+    pool.free_blocks(ids[:1], SMALL)
+    pool.move_block_hashes(ids[0], ids[1], SMALL)
+    assert pool.get_cached_block(b"h", [SMALL]).tolist() == [ids[1]]
+    assert pool.block_hash(ids[0], SMALL) is None
+    with pytest.raises(ValueError, match="block 5 of group 1 already has a hash"):
+        pool.move_block_hashes(ids[2], ids[1], SMALL)
+    with pytest.raises(ValueError, match="block 4 of group 1 has no holder"):
+        pool.move_block_hashes(ids[1], ids[0], SMALL)
+    pool.check_invariants()

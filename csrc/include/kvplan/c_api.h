@@ -242,6 +242,16 @@ KVPLAN_C_API kvplan_status kvplan_pool_cache(kvplan_pool* pool, const int32_t* b
 /* The cached block, or -1. */
 KVPLAN_C_API kvplan_status kvplan_pool_find(const kvplan_pool* pool, const void* hash,
                                             size_t hash_bytes, uint16_t group, int32_t* block);
+/* Re-points all hashes of `source` to `destination`, which must have none. */
+KVPLAN_C_API kvplan_status kvplan_pool_move_hashes(kvplan_pool* pool, int32_t source,
+                                                   int32_t destination);
+/* Told that the contents of a block are given up; `group` is 0 in a pool without slices. */
+typedef void (*kvplan_on_reuse)(void* user, uint16_t group, int32_t block);
+/* Like kvplan_pool_free, but the blocks are reused last, and on_reuse is called when they are, or
+ * when the prefix cache is reset. `user` must live until then, or as long as the pool. No null
+ * blocks. */
+KVPLAN_C_API kvplan_status kvplan_pool_unpin(kvplan_pool* pool, const int32_t* blocks, size_t count,
+                                             kvplan_on_reuse on_reuse, void* user);
 
 /* --- the pool of a plan with grouping "sliced" --------------------------------------------------
  * As kvplan/sliced_block_pool.h, where each rule is. A block id is one of a group: large block *
@@ -287,6 +297,14 @@ KVPLAN_C_API kvplan_status kvplan_sliced_pool_cache(kvplan_sliced_pool* pool, co
 KVPLAN_C_API kvplan_status kvplan_sliced_pool_find(const kvplan_sliced_pool* pool, const void* hash,
                                                    size_t hash_bytes, uint16_t group,
                                                    int32_t* block);
+
+/* Re-points all hashes of `source` to `destination`, which must be in use and have none. */
+KVPLAN_C_API kvplan_status kvplan_sliced_pool_move_hashes(kvplan_sliced_pool* pool, uint16_t group,
+                                                          int32_t source, int32_t destination);
+/* As kvplan_pool_unpin; on_reuse may also come from kvplan_sliced_pool_make_room. */
+KVPLAN_C_API kvplan_status kvplan_sliced_pool_unpin(kvplan_sliced_pool* pool, uint16_t group,
+                                                    const int32_t* blocks, size_t count,
+                                                    kvplan_on_reuse on_reuse, void* user);
 
 /* Contents that change their block. */
 typedef struct kvplan_slice_move {

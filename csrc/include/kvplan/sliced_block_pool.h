@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -73,7 +74,9 @@ struct MoveOptions {
 ///    more than `own_first_above` of the pool free in its partly used large blocks reuses its own
 ///    cached slices before 1 and 3, those of the fullest large block first.
 ///
-/// A use of a large block is a slice that is freed or found; a slice in use is never evicted.
+/// A use of a large block is a slice that is freed or found, or the first one taken beside cached
+/// ones that nobody uses; a slice in use is never evicted. What `unpin_blocks` released counts as
+/// cached, with or without a hash.
 ///
 /// Every operation either completes or throws `BlockPoolError` / `InvalidArgument` and changes
 /// nothing, also when only the last of many ids is bad. Allocation, release and lookup are O(1) a
@@ -87,6 +90,9 @@ struct MoveOptions {
 /// One writer, as for `BlockPool`. Events are those of `BlockPool`; a move is none.
 class KVPLAN_API SlicedBlockPool {
  public:
+  /// Called with a block that `unpin_blocks` released, when its contents are given up.
+  using ReuseCallback = std::function<void(PoolGroupId, BlockId)>;
+
   /// `num_large_blocks` includes the null block. `slices` has k_g for each group g.
   SlicedBlockPool(int64_t num_large_blocks, std::span<const int64_t> slices,
                   SlicedBlockPoolOptions options = {});
@@ -139,11 +145,21 @@ class KVPLAN_API SlicedBlockPool {
   /// Takes new blocks, all of `out` or none.
   void get_new_blocks(PoolGroupId group_id, std::span<BlockId> out);
   std::vector<BlockId> get_new_blocks(PoolGroupId group_id, int64_t num_blocks);
-  /// One more holder for each block, which must have a holder or a hash. Null blocks are skipped.
+  /// One more holder for each block, which must have a holder or a hash, or be unpinned. Null
+  /// blocks are skipped.
   void touch(PoolGroupId group_id, std::span<const BlockId> blocks);
   /// One holder less for each block; in a large block, cached slices that become free are evicted
   /// in the order in which they were freed. Null blocks are skipped.
   void free_blocks(PoolGroupId group_id, std::span<const BlockId> blocks);
+  /// Like `free_blocks`, but the contents stay as long as those of cached blocks do, and `on_reuse`
+  /// is called when they are given up: for another block, for moves, or as the prefix cache is
+  /// reset. No null blocks. A block that moves takes its callback along.
+  ///
+  /// The callback comes before the operation that gives the block up returns, so before anything
+  /// can be written there. It may call the pool. What it throws is passed on once all are told;
+  /// then `allocate` and `get_new_blocks` have taken nothing, and `make_room` has moved nothing,
+  /// but what was given up for them is gone.
+  void unpin_blocks(PoolGroupId group_id, std::span<const BlockId> blocks, ReuseCallback on_reuse);
 
   // Moving. For when `can_allocate` says no: `make_room`, then the copies, then `allocate`.
 
@@ -191,7 +207,10 @@ class KVPLAN_API SlicedBlockPool {
   void cache_full_blocks(const FullBlocks& full);
   /// As `BlockPool::cache_partial_block`; the block must be in use.
   bool cache_partial_block(const PartialBlock& partial);
-  /// Drops the hashes of the blocks. Free ones become empty.
+  /// Re-points all hashes of `src` to `dst`, which must be in use and have none. No events. A free
+  /// `src` becomes empty.
+  void move_block_hashes(PoolGroupId group_id, BlockId src, BlockId dst);
+  /// Drops the hashes of the blocks. Free ones become empty, unless they were unpinned.
   void evict_blocks(PoolGroupId group_id, std::span<const BlockId> blocks);
   /// Forgets everything cached. False, and nothing happens, while a block is in use.
   bool reset_prefix_cache();
