@@ -22,6 +22,7 @@ from kvplan.models.errors import ModelError
 from kvplan.models.families.context import FamilyContext
 from kvplan.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers
 from kvplan.models.layouts import resolve_layout, supported_layouts
+from kvplan.models.mlp_width import check_mlp_width
 from kvplan.models.options import ModelOptions
 from kvplan.models.parallel import (
     check_attention_heads,
@@ -157,6 +158,7 @@ def kv_cache_specs(
     num_heads = _num_heads(text, layers)
     if num_heads:
         check_attention_heads(num_heads, options.tensor_parallel_size)
+        check_mlp_width(name, text, num_heads, options.tensor_parallel_size)
     derived, source = derived_max_model_len(root, text, root.model_type)
     resolution = Resolution(
         model=layers,

@@ -17,7 +17,8 @@ from kvplan import models
 from kvplan.models import ModelConfig, ModelError, ModelOptions, UnknownArchitecture, not_planned
 from kvplan.models.drafter_method import MTP_ARCHITECTURES, speculative_method
 
-REGISTERED = sorted((Path(__file__).parents[1] / "data" / "registered").rglob("*.json"))
+DATA = Path(__file__).parents[1] / "data" / "registered"
+REGISTERED = sorted(DATA.rglob("*.json"))
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -144,6 +145,32 @@ def test_tp_that_does_not_divide_the_padded_vocabulary_is_refused():
     # 127,990 becomes 128,000, which five ranks divide.
     planned({**five, "vocab_size": 127_990}, tensor_parallel_size=5)
     planned({**LLAMA, "vocab_size": 32_001}, tensor_parallel_size=8)
+
+
+THIRTY_HEADS = {
+    **LLAMA,
+    "num_attention_heads": 30,
+    "num_key_value_heads": 30,
+    "head_dim": 128,
+    "vocab_size": 32_256,
+}
+
+
+def test_tp_that_does_not_divide_the_mlps_is_refused():
+    with pytest.raises(ModelError) as caught:
+        planned({**THIRTY_HEADS, "intermediate_size": 11008}, tensor_parallel_size=3)
+    assert str(caught.value) == (
+        "the model's MLPs are 11,008 wide (intermediate_size), which must be divisible by "
+        "tensor_parallel_size 3; sizes that divide it and the 30 attention heads: 1, 2"
+    )
+    planned({**THIRTY_HEADS, "intermediate_size": 11010}, tensor_parallel_size=3)
+    planned({**THIRTY_HEADS, "intermediate_size": 11008}, tensor_parallel_size=2)
+
+
+def test_models_of_another_mlp_width_are_left_to_vllm():
+    planned({**THIRTY_HEADS, "intermediate_size": 11008, "num_experts": 8}, tensor_parallel_size=3)
+    molmo = json.loads((DATA / "architectures" / "MolmoForCausalLM.json").read_text())["config"]
+    planned({**molmo, "intermediate_size": molmo["intermediate_size"] + 1}, tensor_parallel_size=2)
 
 
 def test_kv_heads_that_do_not_divide_the_heads_are_refused():
