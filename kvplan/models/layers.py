@@ -70,6 +70,7 @@ class MLALayer(Layer):
         sliding_window: Tokens of the window, or None.
         backend_with_sinks: The backend that applies the model's attention sinks where it can run;
             None where there are none.
+        can_be_skipped: Whether the model's code heeds ``--kv-cache-dtype-skip-layers``.
     """
 
     head_size: int
@@ -78,6 +79,7 @@ class MLALayer(Layer):
     is_index_group_leader: bool = False
     sliding_window: int | None = None
     backend_with_sinks: str | None = None
+    can_be_skipped: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,6 +171,8 @@ def kv_cache_specs(
     )
     _check_context_parallel(text, layers, resolution)
     _check_only_backend(name, architecture, resolution)
+    _check_mamba_block_size(resolution)
+    _check_float_cache(resolution)
     vocab_size = text.optional_size("padded_vocab_size") or text.optional_size("vocab_size")
     if vocab_size is not None:
         check_vocabulary(vocab_size, options.tensor_parallel_size)
@@ -228,6 +230,35 @@ def _check_context_parallel(text: ConfigView, layers: ModelLayers, resolution: R
                 f"{layer.name}: decode context parallelism with {backend.name} needs "
                 f"kv_cache_dtype fp8_ds_mla or fp8"
             )
+
+
+def _check_mamba_block_size(resolution: Resolution) -> None:
+    """Refuse one that no prefix cache would use.
+
+    Mirrors vllm/config/vllm.py::VllmConfig.validate_mamba_block_size (0.33).
+    """
+    wanted = resolution.options.mamba_block_size
+    if wanted in (None, resolution.max_model_len) or resolution.prefix_caching:
+        return
+    raise ModelError(
+        f"mamba_block_size {wanted} needs --enable-prefix-caching; without it the only block size "
+        f"of states is the longest request, {resolution.max_model_len} tokens"
+    )
+
+
+def _check_float_cache(resolution: Resolution) -> None:
+    """Refuse an unquantized cache in another 16-bit dtype than the model's.
+
+    Mirrors vllm/config/vllm.py::VllmConfig._reject_mismatched_float_kv_cache (0.33).
+    """
+    wanted, dtype = resolution.cache_dtype, resolution.dtype
+    if wanted not in ("float16", "bfloat16") or wanted == dtype:
+        return
+    allowed = "auto" if dtype == "float32" else f"auto or {dtype}"
+    raise ModelError(
+        f"kv_cache_dtype {wanted} is not the model's dtype, {dtype}; give --kv-cache-dtype "
+        f"{allowed}, or --dtype {wanted}"
+    )
 
 
 def _check_only_backend(name: str, architecture: Architecture, resolution: Resolution) -> None:

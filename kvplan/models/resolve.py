@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvplan import specs
 from kvplan.models.backend_choice import BackendNeeds, can_run, check_triton_dtype, choose_backend
@@ -40,6 +40,15 @@ from kvplan.packing import (
 
 #: Attention layers at either end that vLLM keeps unquantized for packed 4-bit formats.
 _BOUNDARY_LAYERS = 2
+
+
+class _Blocks(NamedTuple):
+    """Block sizes of attention and of aligned states in tokens, and shared pages in bytes."""
+
+    block_size: int
+    state_block_size: int
+    padded_state_bytes: int | None = None
+    skipped_page_bytes: int | None = None
 
 
 @dataclass
@@ -117,16 +126,30 @@ class Resolution:
 
     def layer_cache_dtype(self, layer: Layer) -> str:
         """``--kv-cache-dtype`` of one layer, "auto" where it is skipped."""
-        skipped = self.skipped_layers
-        if not skipped or not isinstance(layer, AttentionLayer):
+        if isinstance(layer, AttentionLayer):
+            if layer.sliding_window is not None and "sliding_window" in self.skipped_layers:
+                return "auto"
+            return self.named_cache_dtype(layer.name)
+        is_latent = isinstance(layer, MLALayer) and layer.can_be_skipped
+        return self.named_cache_dtype(layer.name) if is_latent else self.cache_dtype
+
+    def named_cache_dtype(self, name: str) -> str:
+        """The same by the number in a layer's name, which is what vLLM goes by.
+
+        Mirrors vllm/model_executor/models/utils.py::extract_layer_index (0.33).
+
+        Raises:
+            ModelError: If layers are skipped and the name does not have one number.
+        """
+        if not self.skipped_layers:
             return self.cache_dtype
-        if layer.sliding_window is not None and "sliding_window" in skipped:
-            return "auto"
-        return (
-            "auto"
-            if layer.index is not None and str(layer.index) in skipped
-            else (self.cache_dtype)
-        )
+        numbers = [part for part in name.split(".") if part.isdecimal()]
+        if len(numbers) != 1:
+            raise ModelError(
+                f"kv_cache_dtype_skip_layers needs layers with one number in their name, by which "
+                f"vLLM tells them; this model has {name}"
+            )
+        return "auto" if numbers[0] in self.skipped_layers else self.cache_dtype
 
     def backend_of(self, layer: Layer) -> str:
         """Name of a layer's backend."""
@@ -152,7 +175,7 @@ class Resolution:
         if isinstance(layer, MLALayer):
             needs = BackendNeeds(
                 head_size=layer.head_size,
-                kv_cache_dtype=self.cache_dtype,
+                kv_cache_dtype=self.layer_cache_dtype(layer),
                 uses_mla=True,
                 is_sparse=layer.is_sparse,
                 num_heads=max(1, self.num_heads // self.tp),
@@ -241,11 +264,10 @@ class Resolution:
         )
 
     @cached_property
-    def _blocks(self) -> tuple[int, int | None, int | None]:
-        """Block size in tokens, padded state bytes, padded page bytes of skipped layers."""
+    def _blocks(self) -> _Blocks:
         options = self.options
         if not self.attention_backends:
-            return options.block_size or 16, None, None
+            return _Blocks(options.block_size or 16, options.block_size or 16)
         block_size = options.block_size
         if block_size is None:
             block_size = preferred_block_size(self.attention_backends, self.kernel_sizes)
@@ -269,18 +291,20 @@ class Resolution:
             )
             if block_size * token_bytes != state_bytes:
                 padded_state = block_size * token_bytes
-        skip_page = None
+        skip_page, state_block_size = None, block_size
         if self.skipped_layers:
+            # vLLM counts a latent's token here as a key and a value, too.
+            parts = 2 if self.model.uses_mla else 1
             block_size, skip_page = skip_layer_page(
                 block_size,
                 self.kernel_sizes(self.attention_backends[0]),
-                primary=self._page_spec(self.cache_dtype).page_size_bytes,
-                skipped=self._page_spec("auto").page_size_bytes,
+                primary=parts * self._page_spec(self.cache_dtype).page_size_bytes,
+                skipped=parts * self._page_spec("auto").page_size_bytes,
                 padded_state=padded_state or 0,
             )
             if padded_state is not None and skip_page is not None:
                 padded_state = skip_page
-        return block_size, padded_state, skip_page
+        return _Blocks(block_size, state_block_size, padded_state, skip_page)
 
     def _check_block_size(self, block_size: int) -> None:
         from kvplan.packing import supports_block_size
@@ -296,7 +320,7 @@ class Resolution:
     @property
     def block_size(self) -> int:
         """Tokens of a block of the primary attention layers."""
-        return self._blocks[0]
+        return self._blocks.block_size
 
     @property
     def mamba_block_size(self) -> int:
@@ -305,9 +329,12 @@ class Resolution:
         Mirrors vllm/model_executor/models/config.py::MambaModelConfig.verify_and_update_config
         (0.33).
         """
-        if self.mamba_cache_mode == "align":
-            return self.block_size
-        return self.options.mamba_block_size or self.max_model_len
+        wanted = self.options.mamba_block_size
+        if self.mamba_cache_mode != "align":
+            return wanted or self.max_model_len
+        if wanted is not None and self.model.is_attention_free:
+            return wanted
+        return self._blocks.state_block_size
 
     def spec_of(self, layer: Layer) -> Any:
         """The spec that vLLM registers for a layer."""
@@ -378,7 +405,7 @@ class Resolution:
             rope_dim=self.rope_dim,
         )
         token_bytes = token.unpadded_page_size_bytes
-        padded = self._blocks[2]
+        padded = self._blocks.skipped_page_bytes
         sizes = self.kernel_sizes(
             ATTENTION_BACKENDS[name], is_quantized=token.kv_quant_mode != specs.KVQuantMode.NONE
         )
@@ -417,7 +444,7 @@ class Resolution:
         Mirrors vllm/model_executor/layers/attention/mla_attention.py::
         _canonicalize_sparse_mla_kv_cache_dtype (0.33).
         """
-        name, cache_dtype = self.backend_of(layer), self.cache_dtype
+        name, cache_dtype = self.backend_of(layer), self.layer_cache_dtype(layer)
         quantized = get_kv_quant_mode(cache_dtype) != specs.KVQuantMode.NONE
         if name == "FLASHMLA_SPARSE" and quantized and cache_dtype != "nvfp4_ds_mla":
             return "fp8_ds_mla"
@@ -438,7 +465,7 @@ class Resolution:
             block_size=self.mamba_block_size,
             shapes=layer.shapes,
             dtypes=layer.dtypes,
-            page_size_padded=self._blocks[1],
+            page_size_padded=self._blocks.padded_state_bytes,
             mamba_type=layer.mamba_type,
             mamba_cache_mode=self.mamba_cache_mode,
             num_speculative_blocks=self.options.num_speculative_tokens,

@@ -538,6 +538,49 @@ def test_bad_options_are_refused(options, message):
         planned(LLAMA, **options)
 
 
+def test_an_unquantized_cache_has_the_dtype_of_the_model():
+    with pytest.raises(ModelError, match=r"float16 is not the model's dtype, bfloat16; .*auto or"):
+        planned(LLAMA, kv_cache_dtype="float16")
+    with pytest.raises(ModelError, match=r"bfloat16 is not the model's dtype, float32; .*auto, or"):
+        planned(LLAMA, kv_cache_dtype="bfloat16", dtype="float32")
+    planned(LLAMA, kv_cache_dtype="bfloat16")
+    planned(LLAMA, kv_cache_dtype="float16", dtype="float16")
+
+
+def recorded_config(architecture):
+    return json.loads((DATA / "architectures" / f"{architecture}.json").read_text())["config"]
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "JambaForCausalLM"])
+def test_a_block_of_states_needs_prefix_caching(architecture):
+    config = recorded_config(architecture)
+    with pytest.raises(ModelError, match="mamba_block_size 64 needs --enable-prefix-caching"):
+        planned(config, mamba_block_size=64, enable_prefix_caching=False)
+    planned(config, mamba_block_size=64)
+    same = {"mamba_block_size": 64, "max_model_len": 64}
+    planned(config, **same, enable_prefix_caching=False)
+
+
+def test_attention_decides_the_block_of_the_states_beside_it():
+    config = recorded_config("JambaForCausalLM")
+    assert planned(config, mamba_block_size=64).kv_cache_specs == planned(config).kv_cache_specs
+
+
+def test_state_dtypes_that_vllm_does_not_start_with():
+    config = recorded_config("KimiLinearForCausalLM")
+    for dtype in ("bfloat16", "float16"):
+        with pytest.raises(ModelError, match=f"mamba_ssm_cache_dtype {dtype}: vLLM 0.33 does not"):
+            planned(config, mamba_ssm_cache_dtype=dtype)
+    float32 = planned(config, mamba_ssm_cache_dtype="float32").kv_cache_specs
+    assert float32 == planned(config).kv_cache_specs
+
+
+def test_layers_that_skipping_cannot_tell_apart():
+    config = recorded_config("LongcatFlashForCausalLM")
+    with pytest.raises(ModelError, match=r"one number in their name.*has model\.layers\.0"):
+        planned(config, kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=["0"])
+
+
 @pytest.mark.parametrize(
     ("kv_cache_dtype", "backend", "content"),
     [

@@ -173,7 +173,8 @@ def bailing_v3(context: FamilyContext) -> ModelLayers:
         text.size("short_conv_kernel_size"),
         options.num_speculative_tokens,
     )
-    dtypes = state_dtypes(options, context.dtype, ssm_dtype="float32")
+    conv_dtype, _ = state_dtypes(options, context.dtype)
+    dtypes = (conv_dtype, "float32")  # whatever mamba_ssm_cache_dtype says
     latent = [(i + 1) % group == 0 or i >= num_layers // group * group for i in range(num_layers)]
     return _with_latent_layers(context, latent, shapes, dtypes, "gdn_attn")
 
@@ -194,9 +195,14 @@ def kimi_linear(context: FamilyContext) -> ModelLayers:
         linear.optional_size("short_conv_kernel_size", 4),
         options.num_speculative_tokens,
     )
+    if options.mamba_ssm_cache_dtype not in ("auto", "float32"):
+        raise ModelError(
+            f"mamba_ssm_cache_dtype {options.mamba_ssm_cache_dtype}: vLLM 0.33 does not start "
+            f"{context.architecture} with it; its recurrent states are float32 (or auto)"
+        )
     dtypes = state_dtypes(options, context.dtype, ssm_dtype="float32")
     latent = [i + 1 not in kda_layers for i in range(num_layers)]
-    return _with_latent_layers(context, latent, shapes, dtypes, "gdn_attn")
+    return _with_latent_layers(context, latent, shapes, dtypes, "gdn_attn", can_be_skipped=False)
 
 
 def _with_latent_layers(
@@ -205,6 +211,8 @@ def _with_latent_layers(
     shapes: tuple[tuple[int, ...], ...],
     dtypes: tuple[str, ...],
     mamba_type: str,
+    *,
+    can_be_skipped: bool = True,
 ) -> ModelLayers:
     """A model of latent attention where ``latent`` says so, by layer, and else of linear states."""
     text = context.text
@@ -213,7 +221,12 @@ def _with_latent_layers(
     def layers() -> Iterator[Layer]:
         for i, is_latent in enumerate(latent):
             if is_latent:
-                yield MLALayer(name=context.name(i), index=i, head_size=head_size)
+                yield MLALayer(
+                    name=context.name(i),
+                    index=i,
+                    head_size=head_size,
+                    can_be_skipped=can_be_skipped,
+                )
             else:
                 yield StateLayer(
                     name=context.setting("linear_pattern", "").format(i=i),

@@ -125,12 +125,13 @@ def _sparse_attention(context: FamilyContext, i: int, base: str) -> Iterator[Cus
         )
 
     def own(resolution: Any) -> specs.KVCacheSpec:
+        cache_dtype = resolution.named_cache_dtype(f"{base}.attn")
         return specs.FullAttentionSpec(
             block_size=resolution.block_size,
             num_kv_heads=heads,
             head_size=head_size,
-            dtype=storage_dtype(resolution.cache_dtype, resolution.dtype),
-            kv_quant_mode=get_kv_quant_mode(resolution.cache_dtype),
+            dtype=storage_dtype(cache_dtype, resolution.dtype),
+            kv_quant_mode=get_kv_quant_mode(cache_dtype),
         )
 
     for name, backend, build in (
