@@ -15,6 +15,7 @@ from kvplan.cli.heeded import refuse_unheeded
 from kvplan.cli.param_types import (
     COUNTS,
     JSON_OBJECT,
+    LAYERS,
     LENGTH,
     POSITIVE,
     SIZE_OR_ZERO,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC", "NHD", "HND")
 GROUPINGS = ("vllm", "compact", "sliced")
+MAMBA_DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
 def _backends() -> list[str]:
@@ -93,6 +95,31 @@ MODEL_OPTIONS = (
         show_default=True,
         help="As for vLLM, e.g. fp8.",
     ),
+    click.option(
+        "--kv-cache-dtype-skip-layers",
+        type=LAYERS,
+        help="Layers that keep their own dtype beside a --kv-cache-dtype: indices, "
+        "sliding_window, or both, e.g. 0,1.",
+    ),
+    click.option(
+        "--mamba-cache-dtype",
+        type=click.Choice(MAMBA_DTYPES),
+        default="auto",
+        show_default=True,
+        help="Dtype of convolution states, and of recurrent ones that have none of their own.",
+    ),
+    click.option(
+        "--mamba-ssm-cache-dtype",
+        type=click.Choice(MAMBA_DTYPES),
+        default="auto",
+        show_default=True,
+        help="Dtype of recurrent states.",
+    ),
+    click.option(
+        "--mamba-block-size",
+        type=POSITIVE,
+        help="Tokens between cached states; attention beside them decides it itself.",
+    ),
     click.option("--dtype", default="auto", show_default=True, help="Activation dtype."),
     click.option(
         "--attention-backend",
@@ -124,6 +151,12 @@ MODEL_OPTIONS = (
         default=None,
         help="The default is the model's.",
     ),
+    click.option(
+        "--async-scheduling/--no-async-scheduling",
+        default=True,
+        show_default=True,
+        help="Whether a step is scheduled while the one before it runs: one more in flight.",
+    ),
 )
 
 #: What is asked first, of a model and of a recorded request.
@@ -154,7 +187,7 @@ PLANNER_OPTIONS = (
     click.option(
         "--max-concurrent-batches",
         type=POSITIVE,
-        help="Steps in flight at once.  [default: --pp + 1]",
+        help="Steps in flight at once.  [default: --pp, + 1 with --async-scheduling]",
     ),
     click.option("--num-gpu-blocks-override", type=POSITIVE, help="Plan with this many blocks."),
     click.option("--layout", type=Name("layout", LAYOUTS), help="KV cache layout, e.g. BLHNC."),

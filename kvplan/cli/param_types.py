@@ -111,6 +111,13 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+def _layers(text: str) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(part.isdecimal() or part == "sliding_window" for part in parts):
+        raise ValueError(f"{text!r} is not a list of layer indices and sliding_window, e.g. 0,1")
+    return parts
+
+
 SIZE = Parsed("size", parse_size)
 SIZE_OR_ZERO = Parsed("size", lambda text: parse_size(text, least=0))
 SIZES = Parsed("size[,size...]", _sizes)
@@ -118,4 +125,5 @@ TOKENS = Parsed("tokens", parse_token_count)
 LENGTH = Parsed("tokens|auto", _length)
 JSON_OBJECT = Parsed("json", _json_object)
 COUNTS = Parsed("n[,n...]", _counts)
+LAYERS = Parsed("layer[,layer...]", _layers)
 POSITIVE = Parsed("n", parse_positive)

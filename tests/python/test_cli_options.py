@@ -2,13 +2,16 @@
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 from cli_runner import execute, execute_line, run, surroundings
 
+import kvplan
 from kvplan.cli.failures import BAD_INPUT, BROKEN_PIPE, DOES_NOT_FIT, FITS
 
 LLAMA = ("llama-3.1-8b", "--memory", "30GiB")
+REGISTERED = Path(__file__).parents[1] / "data" / "registered"
 
 
 @pytest.mark.parametrize(
@@ -178,3 +181,55 @@ def test_a_request_that_cannot_be_written_is_named_as_asked_for(tmp_path):
     assert result.exit_code == BAD_INPUT
     assert f"--write-request {path}: No such file" in result.stderr
     assert ".partial" not in result.stderr
+
+
+def recorded(tmp_path, *args):
+    """The specs and the config that a command line comes to."""
+    path = tmp_path / "request.json"
+    result = run("plan", *args, "--memory", "40GiB", "--write-request", path)
+    assert result.exit_code == FITS, result.stderr
+    request = json.loads(path.read_text())
+    return request["specs"], request["config"]
+
+
+def test_dtypes_of_states(tmp_path):
+    def dtypes(*args):
+        specs, _ = recorded(tmp_path, "jamba-1.5-large", "--tp", "8", *args)
+        return next(spec["dtypes"] for spec in specs if spec["kind"] == "MambaSpec")
+
+    assert dtypes() == ["bfloat16", "bfloat16"]
+    assert dtypes("--mamba-ssm-cache-dtype", "float32") == ["bfloat16", "float32"]
+    assert dtypes("--mamba-cache-dtype", "float32") == ["float32", "float32"]
+    both = ("--mamba-cache-dtype", "float32", "--mamba-ssm-cache-dtype", "bfloat16")
+    assert dtypes(*both) == ["float32", "bfloat16"]
+
+
+def test_block_size_of_states(tmp_path):
+    config = tmp_path / "config.json"
+    recording = REGISTERED / "architectures" / "MambaForCausalLM.json"
+    config.write_text(json.dumps(json.loads(recording.read_text())["config"]))
+    (spec,), _ = recorded(tmp_path, config, "--enable-prefix-caching", "--mamba-block-size", "64")
+    assert spec["block_size"] == 64
+    refused = run("plan", config, "--memory", "40GiB", "--mamba-block-size", "64")
+    assert refused.exit_code == BAD_INPUT
+    assert "mamba_block_size 64 needs --enable-prefix-caching" in refused.stderr
+
+
+def test_layers_that_are_not_quantized(tmp_path):
+    quantized = ("llama-3.1-8b", "--kv-cache-dtype", "fp8")
+    specs, _ = recorded(tmp_path, *quantized, "--kv-cache-dtype-skip-layers", "0,1")
+    assert sorted(spec["dtype"] for spec in specs) == ["bfloat16", "uint8"]
+    refused = run("plan", *LLAMA, "--kv-cache-dtype-skip-layers", "first")
+    assert refused.exit_code == BAD_INPUT
+    assert "'first' is not a list of layer indices and sliding_window, e.g. 0,1" in refused.stderr
+
+
+def test_without_async_scheduling_one_step_is_in_flight(tmp_path):
+    def in_flight(*args):
+        _, config = recorded(tmp_path, "llama-3.1-8b", *args)
+        planned = kvplan.PlanningConfig(**config)
+        return planned.max_concurrent_batches, planned.max_in_flight_tokens
+
+    assert in_flight("--async-scheduling") == in_flight() == (2, 16384)
+    assert in_flight("--no-async-scheduling") == (1, 8192)
+    assert in_flight("--no-async-scheduling", "--pp", "2") == (2, 16384)

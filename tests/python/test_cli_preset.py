@@ -106,7 +106,7 @@ def test_completion_script(shell):
     [
         ("kvplan pl", {"plan"}),
         ("kvplan plan gemma-3-2", {"gemma-3-27b"}),
-        ("kvplan plan --kv-cache-d", {"--kv-cache-dtype"}),
+        ("kvplan plan --kv-cache-d", {"--kv-cache-dtype", "--kv-cache-dtype-skip-layers"}),
         ("kvplan plan --layout BL", {"BLHNC", "BLNHC"}),
         ("kvplan fit --find m", {"memory"}),
     ],
