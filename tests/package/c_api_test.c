@@ -366,9 +366,46 @@ static void unpins_and_moves_hashes(void) {
   kvplan_pool_destroy(pool);
 }
 
+static kvplan_summary summary_of_encoder_decoder(int64_t encoder_tokens) {
+  kvplan_request* request = NULL;
+  kvplan_plan* plan = NULL;
+  kvplan_config config;
+  kvplan_spec cross;
+  kvplan_summary summary;
+  int32_t layer;
+  int32_t spec;
+  REQUIRE(kvplan_request_create(&request) == KVPLAN_OK);
+  kvplan_spec_init(&cross, KVPLAN_CROSS_ATTENTION);
+  cross.block_size = 16;
+  cross.num_kv_heads = 8;
+  cross.head_size = 128;
+  REQUIRE(kvplan_request_add_spec(request, &cross, &spec) == KVPLAN_OK);
+  REQUIRE(kvplan_request_add_layer(request, "cross", &layer) == KVPLAN_OK);
+  REQUIRE(kvplan_request_add_worker(request, &layer, &spec, 1, (int64_t)1 << 30) == KVPLAN_OK);
+  kvplan_config_init(&config);
+  config.max_model_len = 448;
+  config.max_num_encoder_input_tokens = 8192;
+  config.encoder_tokens_per_request = encoder_tokens;
+  REQUIRE(kvplan_plan_create(request, &config, &plan) == KVPLAN_OK);
+  REQUIRE(kvplan_plan_summary(plan, &summary) == KVPLAN_OK);
+  kvplan_plan_destroy(plan);
+  kvplan_request_destroy(request);
+  return summary;
+}
+
+static void counts_the_encoder_tokens_of_a_request(void) {
+  const kvplan_summary unknown = summary_of_encoder_decoder(0);
+  const kvplan_summary known = summary_of_encoder_decoder(1500);
+  const double usable = (double)(known.num_blocks - 1);
+  REQUIRE(unknown.steady_concurrency == usable / 512);
+  REQUIRE(known.steady_concurrency == usable / 94);
+  REQUIRE(known.max_concurrency == unknown.max_concurrency);
+}
+
 int main(int argc, char** argv) {
   REQUIRE(strlen(kvplan_version()) >= 5);
   plans_and_reads();
+  counts_the_encoder_tokens_of_a_request();
   says_what_is_missing();
   survives_bad_arguments();
   plans_json(argc < 2 || strcmp(argv[1], "no-json") != 0);
