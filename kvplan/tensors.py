@@ -66,10 +66,13 @@ def create_kv_cache_views(
     ``raw`` is a flat buffer of bytes (int8 or uint8). With ``kernel_block_size`` (tokens), B counts
     kernel blocks. A view has the spec's dtype, C its elements; specs without a dtype (Mamba)
     keep bytes. Raises LayoutError (a ValueError) where a block cannot be split into kernel blocks,
-    InvalidArgument where a view would end outside ``raw``, or pages begin inside an element.
+    InvalidArgument where a view would end outside ``raw``, pages would lie over each other, or
+    begin inside an element.
 
     Mirrors vllm/v1/kv_cache_interface.py::create_kv_cache_views (0.33).
     """
+    if not isinstance(raw, torch.Tensor):
+        raise InvalidArgument(f"raw: needs a torch tensor, got {type(raw).__name__}")
     if raw.dtype not in (torch.int8, torch.uint8):
         raise InvalidArgument(f"raw: needs dtype int8 or uint8, got {raw.dtype}")
     if raw.dim() != 1 or raw.stride(0) != 1:

@@ -104,6 +104,29 @@ Strides compute_layout_strides(const KVCacheSpec& spec, int64_t num_blocks, int6
   return strides;
 }
 
+namespace {
+
+/// Each axis steps over all that lies within it, so that no byte belongs to two pages.
+void require_distinct_bytes(const KVCacheView& view, int64_t layer_stride, int64_t block_stride) {
+  std::array<size_t, 5> axes = {kAxisL, kAxisB, kAxisH, kAxisN, kAxisC};
+  std::sort(axes.begin(), axes.end(),
+            [&](size_t a, size_t b) { return view.strides[a] < view.strides[b]; });
+  int64_t within = 1;
+  for (const size_t axis : axes) {
+    if (view.shape[axis] == 1) continue;
+    if (view.strides[axis] < within) {
+      throw InvalidArgument(
+          "pages lie over each other with layer_stride=" + std::to_string(layer_stride) +
+          " and block_stride=" + std::to_string(block_stride) + ": a step of " +
+          std::to_string(view.strides[axis]) + " bytes has " + std::to_string(within) +
+          " bytes to pass");
+    }
+    within += (view.shape[axis] - 1) * view.strides[axis];
+  }
+}
+
+}  // namespace
+
 KVCacheView compute_kv_cache_view(const KVCacheSpec& spec, int64_t num_blocks, KVCacheLayout layout,
                                   int64_t num_layers, int64_t layer_stride, int64_t block_stride,
                                   int64_t offset, int64_t buffer_bytes,
@@ -160,6 +183,7 @@ KVCacheView compute_kv_cache_view(const KVCacheSpec& spec, int64_t num_blocks, K
                           std::to_string(num_blocks) + " blocks ends at byte " +
                           std::to_string(end) + " of a buffer of " + std::to_string(buffer_bytes));
   }
+  require_distinct_bytes(view, layer_stride, block_stride);
   return view;
 }
 

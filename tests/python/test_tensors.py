@@ -198,6 +198,8 @@ def test_bad_buffers_are_named():
     args = (full(), 2, "LBNHC", tensor)
     with pytest.raises(kvplan.InvalidArgument, match="ends at byte 4096 of a buffer of 4095"):
         tensors.create_kv_cache_views(torch.zeros(4095, dtype=torch.int8), *args)
+    with pytest.raises(kvplan.InvalidArgument, match="raw: needs a torch tensor, got ndarray"):
+        tensors.create_kv_cache_views(torch.zeros(8192, dtype=torch.int8).numpy(), *args)
     with pytest.raises(kvplan.InvalidArgument, match=r"raw: needs dtype.*float32"):
         tensors.create_kv_cache_views(torch.zeros(8192), *args)
     with pytest.raises(kvplan.InvalidArgument, match="raw: needs one contiguous axis"):
@@ -211,6 +213,26 @@ def test_bad_buffers_are_named():
         tensors.allocate_kv_cache(odd, "cpu")
     with pytest.raises(kvplan.InconsistentSpec, match=r"got shape \(\)"):
         tensors.group_kernel_blocks(torch.zeros(()), 4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "layer_stride", "block_stride"),
+    [
+        ("LBNHC", 8192, 1024),  # blocks reach into the next one
+        ("LBNHC", 2048, 2048),  # layers into blocks
+        ("BLHNC", 1024, 8192),
+        ("BLNHC", 4096, 4096),
+        ("LBHNC", 1, 2048),
+    ],
+)
+def test_strides_with_which_pages_overlap_are_named(layout, layer_stride, block_stride):
+    raw = torch.zeros(1 << 16, dtype=torch.int8)
+    tensor = specs.KVCacheTensor(raw.numel(), ["a", "b"], layer_stride, block_stride)
+    message = f"layer_stride={layer_stride} and block_stride={block_stride}"
+    with pytest.raises(kvplan.InvalidArgument, match=f"pages lie over each other with {message}"):
+        tensors.create_kv_cache_views(raw, full(), 4, layout, tensor)
+    one = specs.KVCacheTensor(raw.numel(), ["a"], layer_stride, 2048)
+    assert len(tensors.create_kv_cache_views(raw, full(), 4, layout, one)) == 1
 
 
 def test_a_config_without_layout_asks_for_it():

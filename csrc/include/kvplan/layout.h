@@ -67,7 +67,7 @@ struct KVCacheView {
 /// `offset + l * layer_stride + b * block_stride` of a buffer of `buffer_bytes`. With
 /// `kernel_block_size`, B counts kernel blocks of that many tokens. Throws `LayoutError` where the
 /// blocks are no dense pages and cannot be split into kernel blocks, `InvalidArgument` for a view
-/// that ends outside the buffer.
+/// that ends outside the buffer, and for strides with which pages lie over each other.
 /// Mirrors the arithmetic of vllm/v1/kv_cache_interface.py::create_kv_cache_views (0.33).
 KVPLAN_API KVCacheView compute_kv_cache_view(const KVCacheSpec& spec, int64_t num_blocks,
                                              KVCacheLayout layout, int64_t num_layers,
