@@ -11,7 +11,7 @@ import click
 
 from kvplan.cli.failures import BadInput
 from kvplan.cli.gpus import GPUS, find_gpu
-from kvplan.cli.heeded import refuse_unheeded
+from kvplan.cli.heeded import option_given, refuse_unheeded
 from kvplan.cli.param_types import (
     COUNTS,
     JSON_OBJECT,
@@ -377,7 +377,7 @@ def _request_question(values: dict[str, Any]) -> RequestQuestion:
     if values["model"] is not None:
         raise BadInput(f"give a model ({values['model']}) or --request, not both")
     ctx = click.get_current_context()
-    model_options = _model_option_names(values)
+    model_options = {*_model_option_names(values)} - {"async_scheduling"}
     for parameter in ctx.command.params:
         name = parameter.name or ""
         given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
@@ -399,8 +399,11 @@ def _request_question(values: dict[str, Any]) -> RequestQuestion:
         changes["auto_fit"] = True
     elif values["max_model_len"] is not None:
         changes |= {"max_model_len": values["max_model_len"], "auto_fit": False}
-    if values["max_num_batched_tokens"] or values["max_concurrent_batches"]:
-        batches = values["max_concurrent_batches"] or recorded.max_concurrent_batches
+    batches = values["max_concurrent_batches"]
+    if batches is None and option_given("async_scheduling") is not None:
+        batches = recorded.pipeline_parallel_size + values["async_scheduling"]
+    if values["max_num_batched_tokens"] or batches:
+        batches = batches or recorded.max_concurrent_batches
         tokens = values["max_num_batched_tokens"] or (
             recorded.max_in_flight_tokens // recorded.max_concurrent_batches
         )

@@ -233,3 +233,17 @@ def test_without_async_scheduling_one_step_is_in_flight(tmp_path):
     assert in_flight("--async-scheduling") == in_flight() == (2, 16384)
     assert in_flight("--no-async-scheduling") == (1, 8192)
     assert in_flight("--no-async-scheduling", "--pp", "2") == (2, 16384)
+
+
+def test_asynchronous_scheduling_of_a_recorded_request(tmp_path):
+    path = tmp_path / "request.json"
+    recorded(tmp_path, "llama-3.1-8b", "--pp", "2")
+
+    def in_flight(*args):
+        answer = json.loads(run("plan", "--request", path, *args, "--json").stdout)
+        planned = kvplan.PlanningConfig(**answer["config"])
+        return planned.max_concurrent_batches, planned.max_in_flight_tokens
+
+    assert in_flight() == in_flight("--async-scheduling") == (3, 24576)
+    assert in_flight("--no-async-scheduling") == (2, 16384)
+    assert in_flight("--no-async-scheduling", "--max-concurrent-batches", "4") == (4, 32768)
