@@ -731,6 +731,17 @@ def test_bad_tensors_are_named(device, name):
     assert good["status"].tolist() == [0, 0]
 
 
+def test_a_batch_of_one_may_be_a_column(device):
+    pool, tables, args = arguments(device)
+    column = int32([[2, 0, 5]] * 4, device)[:1]
+    status = int32([-7], device)
+    kd.append_slots(
+        pool, tables, column[:, 0], column[:, 1], column[:, 2], args["slot_mapping"], status
+    )
+    assert status.tolist() == [RequestStatus.OK]
+    assert args["slot_mapping"][0, :5].tolist() == [16, 17, 18, 19, 20]
+
+
 def test_rows_out_of_range(device):
     pool, tables, good = arguments(device)
     for rows, message in (([0, 4], "4 is out of range"), ([-2, 0], "-2 is out"), ([1, 1], "twice")):
