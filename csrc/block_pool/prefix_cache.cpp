@@ -30,6 +30,7 @@ std::optional<BlockId> BlockPool::find(std::string_view hash, PoolGroupId group_
 
 bool BlockPool::find_in_groups(std::string_view hash, std::span<const PoolGroupId> group_ids,
                                std::span<BlockId> out) const {
+  detail::check_room_for_groups(group_ids.size(), out.size());
   for (size_t i = 0; i < group_ids.size(); ++i) {
     const uint32_t block = state_->find_block(detail::lookup_key(hash, group_ids[i]));
     if (block == 0) return false;

@@ -28,6 +28,12 @@ LookupKey lookup_key(std::string_view hash, PoolGroupId group_id) {
   return result;
 }
 
+void check_room_for_groups(size_t num_groups, size_t room) {
+  if (room >= num_groups) return;
+  throw InvalidArgument("find_in_groups: " + std::to_string(num_groups) + " groups, but room for " +
+                        std::to_string(room) + " blocks");
+}
+
 int32_t checked_tokens(int64_t num_tokens) {
   if (num_tokens < 1 || num_tokens > std::numeric_limits<int32_t>::max()) {
     throw InvalidArgument("a cached prefix has 1 to 2147483647 tokens, not " +

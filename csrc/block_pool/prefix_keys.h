@@ -45,6 +45,8 @@ inline uint32_t hash_key(const CachedKey& key) {
 /// Throws `InvalidArgument` for a hash of a length that no block record can hold.
 void check_hash(std::string_view hash);
 LookupKey lookup_key(std::string_view hash, PoolGroupId group_id);
+/// Throws `InvalidArgument` unless there is room for a block of each group.
+void check_room_for_groups(size_t num_groups, size_t room);
 /// Throws `InvalidArgument` for what no prefix has.
 int32_t checked_tokens(int64_t num_tokens);
 /// The parent hash of an event; empty means none.

@@ -21,6 +21,7 @@ std::optional<BlockId> SlicedBlockPool::find(std::string_view hash, PoolGroupId 
 
 bool SlicedBlockPool::find_in_groups(std::string_view hash, std::span<const PoolGroupId> group_ids,
                                      std::span<BlockId> out) const {
+  detail::check_room_for_groups(group_ids.size(), out.size());
   for (size_t i = 0; i < group_ids.size(); ++i) {
     const std::optional<BlockId> block = find(hash, group_ids[i]);
     if (!block) return false;

@@ -132,6 +132,15 @@ TEST(BlockPool, BadIdsAtTheEndLeaveEverythingAsItWas) {
   EXPECT_FALSE(pool.has_events());
 }
 
+TEST(BlockPool, GroupsNeedRoomForTheirBlocks) {
+  BlockPool pool(4);
+  const PoolGroupId groups[] = {PoolGroupId{0}, PoolGroupId{1}};
+  Ids one(1);
+  EXPECT_THROW(pool.find_in_groups("hash", groups, one), InvalidArgument);
+  Ids two(2);
+  EXPECT_FALSE(pool.find_in_groups("hash", groups, two));
+}
+
 // The null block has id 0, is never freed, and does not count.
 TEST(BlockPool, NullBlock) {
   BlockPool pool(9);

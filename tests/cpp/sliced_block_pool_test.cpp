@@ -298,6 +298,15 @@ TEST(SlicedBlockPool, ErrorsChangeNothing) {
   pool.check_invariants();
 }
 
+TEST(SlicedBlockPool, GroupsNeedRoomForTheirBlocks) {
+  SlicedBlockPool pool(4, kSlices);
+  const PoolGroupId groups[] = {PoolGroupId{0}, PoolGroupId{1}};
+  Ids one(1);
+  EXPECT_THROW(pool.find_in_groups("hash", groups, one), InvalidArgument);
+  Ids two(2);
+  EXPECT_FALSE(pool.find_in_groups("hash", groups, two));
+}
+
 TEST(SlicedBlockPool, NullBlocksAreSkipped) {
   SlicedBlockPool pool(3, kSlices);
   const Ids ids = pool.get_new_blocks(kSmall, 1);

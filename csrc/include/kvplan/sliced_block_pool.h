@@ -197,7 +197,8 @@ class KVPLAN_API SlicedBlockPool {
 
   /// The block first cached under this hash in the group, if any.
   std::optional<BlockId> find(std::string_view hash, PoolGroupId group_id) const;
-  /// One block for each group, or false if a group has none; `out` is then unspecified.
+  /// One block for each group, or false if a group has none; `out` is then unspecified. `out` must
+  /// have room for all.
   bool find_in_groups(std::string_view hash, std::span<const PoolGroupId> group_ids,
                       std::span<BlockId> out) const;
   /// Blocks of the longest prefix of `hashes` that is cached; returns how many of `out` it set.
