@@ -269,6 +269,11 @@ class KVCacheSpec:
         C of the logical page, in bytes.
         """
     @property
+    def subclass(self) -> typing.Any:
+        """
+        What a plugin's class beneath this one has for numbers, as {'name', 'pages'}, or None.
+        """
+    @property
     def uses_slot_mapping(self) -> bool:
         """
         Whether the worker computes a slot mapping.
@@ -1741,6 +1746,12 @@ class VllmPlanner:
     def to_native(self, spec: typing.Any) -> typing.Any:
         """
         kvplan's own object for a spec of vLLM's.
+        """
+    def to_native_layers(
+        self, config: PlanningConfig, kv_cache_specs: collections.abc.Iterable
+    ) -> list:
+        """
+        Each worker's layers with kvplan's own objects. Those of a plugin's class hold what it says of every page that grouping asks for.
         """
 
 def _restore_config(arg0: dict) -> PlanningConfig: ...

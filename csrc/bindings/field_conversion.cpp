@@ -1,5 +1,7 @@
 #include "bindings/field_conversion.h"
 
+#include "planning/spec_fields.h"
+
 namespace py = pybind11;
 
 namespace kvplan::bindings {
@@ -26,6 +28,37 @@ void read_sequence(py::handle in, std::string_view field, std::vector<T>& out) {
   }
   out.clear();
   for (py::handle item : in) read_field(item, field, out.emplace_back());
+}
+
+py::object take(const py::dict& entries, const char* name, std::string_view where) {
+  if (!entries.contains(name)) {
+    throw py::value_error(std::string(where) + " needs " + name);
+  }
+  return entries.attr("pop")(name);
+}
+
+void require_empty(const py::dict& rest, std::string_view where) {
+  if (rest.empty()) return;
+  throw py::type_error(std::string(where) + " has no field " +
+                       py::str((*rest.begin()).first).cast<std::string>());
+}
+
+py::dict copy_of_dict(py::handle in, std::string_view where) {
+  if (!py::isinstance<py::dict>(in)) reject(in, where, "a dict");
+  return in.attr("copy")();
+}
+
+RecordedSubclass::Page read_page(py::handle in) {
+  constexpr std::string_view kPage = "a page of a subclass";
+  const py::dict rest = copy_of_dict(in, kPage);
+  RecordedSubclass::Page page;
+  read_field(take(rest, "block_size", kPage), "block_size", page.block_size);
+  read_field(take(rest, "page_size_padded", kPage), "page_size_padded", page.page_size_padded);
+  for (const PageNumber& n : kPageNumbers) {
+    read_field(take(rest, n.name, kPage), n.name, page.numbers.*n.member);
+  }
+  require_empty(rest, kPage);
+  return page;
 }
 
 }  // namespace
@@ -141,6 +174,18 @@ void read_field(py::handle in, std::string_view field, std::vector<std::vector<i
   read_sequence(in, field, out);
 }
 
+void read_field(py::handle in, std::string_view field, std::shared_ptr<const SpecSubclass>& out) {
+  out.reset();
+  if (in.is_none()) return;
+  const py::dict rest = copy_of_dict(in, field);
+  std::string name;
+  read_field(take(rest, "name", field), "name", name);
+  std::vector<RecordedSubclass::Page> pages;
+  for (py::handle page : take(rest, "pages", field)) pages.push_back(read_page(page));
+  require_empty(rest, field);
+  out = std::make_shared<const RecordedSubclass>(std::move(name), std::move(pages));
+}
+
 py::object write_field(int64_t value, std::string_view) { return py::int_(value); }
 
 py::object write_field(int32_t value, std::string_view) { return enums("KVQuantMode")(value); }
@@ -186,6 +231,20 @@ py::object write_field(const std::vector<int64_t>& value, std::string_view field
 
 py::object write_field(const std::vector<std::vector<int64_t>>& value, std::string_view field) {
   return write_tuple(value, field);
+}
+
+py::object write_field(const std::shared_ptr<const SpecSubclass>& value, std::string_view field) {
+  const auto* recorded = dynamic_cast<const RecordedSubclass*>(value.get());
+  if (recorded == nullptr) return py::none();
+  py::list pages;
+  for (const RecordedSubclass::Page& page : recorded->pages()) {
+    py::dict entry;
+    entry["block_size"] = page.block_size;
+    entry["page_size_padded"] = write_field(page.page_size_padded, field);
+    for (const PageNumber& n : kPageNumbers) entry[n.name] = page.numbers.*n.member;
+    pages.append(entry);
+  }
+  return py::dict(py::arg("name") = recorded->name(), py::arg("pages") = pages);
 }
 
 }  // namespace kvplan::bindings

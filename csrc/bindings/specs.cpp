@@ -83,6 +83,7 @@ KVCacheSpec build(SpecKind kind, const py::args& args, const py::kwargs& kwargs)
   const auto refuse_unknown = [&] {
     std::vector<std::string> known;
     for_each_field(kind, [&](const auto& field) { known.emplace_back(field.name); });
+    known.emplace_back("subclass");
     refuse_unknown_fields(name, kwargs, known);
   };
   size_t position = 0;
@@ -112,6 +113,10 @@ KVCacheSpec build(SpecKind kind, const py::args& args, const py::kwargs& kwargs)
     throw py::type_error(name + " takes " + std::to_string(position) +
                          " positional arguments, got " + std::to_string(args.size()));
   }
+  if (kwargs.contains("subclass")) {
+    ++used;
+    read_field(kwargs["subclass"], "subclass", spec.subclass);
+  }
   if (used < kwargs.size()) refuse_unknown();
   finalize(spec);
   return spec;
@@ -129,6 +134,7 @@ py::dict fields_of(const KVCacheSpec& spec, bool compact = false) {
     }
     fields[py::str(field.name)] = write_field(spec.*field.member, field.name);
   });
+  if (spec.subclass) fields["subclass"] = write_field(spec.subclass, "subclass");
   return fields;
 }
 
@@ -257,6 +263,9 @@ void bind_base(py::module_& m) {
       return write_field(self.value.*member, name);
     });
   });
+  value(
+      "subclass", [](const KVCacheSpec& s) { return write_field(s.subclass, "subclass"); },
+      "What a plugin's class beneath this one has for numbers, as {'name', 'pages'}, or None.");
   value("page_size_bytes", page_size_bytes, "Bytes of one block of one layer, padding included.");
   value("num_heads", num_heads, "H of the logical [B, H, N, C] page.");
   value(

@@ -1,8 +1,10 @@
 #include "bindings/vllm_objects.h"
 
+#include <algorithm>
 #include <type_traits>
 
 #include "bindings/field_conversion.h"
+#include "bindings/vllm_subclass.h"
 #include "kvplan/errors.h"
 #include "planning/spec_fields.h"
 
@@ -118,17 +120,22 @@ VllmObjects::VllmObjects(const py::dict& description) {
   fraction_ = description["fraction"];
   roles_ = description["roles"];
   projection_resets_group_ = description["projection_resets_group"].cast<bool>();
+  class_above_ = description["class_above"];
 }
 
 // --- reading -------------------------------------------------------------------------------------
 
 const VllmObjects::SpecClass& VllmObjects::class_of(py::handle spec) const {
   const auto it = by_type_.find(Py_TYPE(spec.ptr()));
-  if (it == by_type_.end()) {
-    throw py::type_error("KV cache spec class " + type_name(spec) + " is not known to kvplan");
-  }
-  if (!it->second->unsupported.empty()) throw py::type_error(it->second->unsupported);
-  return *it->second;
+  const SpecClass& cls =
+      it != by_type_.end() ? *it->second : known_class_above(py::type::handle_of(spec));
+  if (!cls.unsupported.empty()) throw py::type_error(cls.unsupported);
+  return cls;
+}
+
+const VllmObjects::SpecClass& VllmObjects::known_class_above(py::handle type) const {
+  const auto name = class_above_(type).cast<std::string>();
+  return classes_[static_cast<size_t>(parse_spec_kind(name))];
 }
 
 template <class T>
@@ -181,6 +188,13 @@ KVCacheSpec VllmObjects::read_spec(py::handle spec) const {
                            " is a field that kvplan does not know, and not at its default");
     }
   }
+  const py::handle type = py::type::handle_of(spec);
+  std::shared_ptr<const VllmSubclass> subclass;
+  if (!type.is(cls.type)) {
+    require_no_others(spec, cls);
+    subclass = std::make_shared<const VllmSubclass>(*this, type);
+    value.subclass = subclass;
+  }
   // Validates; of what vLLM has made itself it changes nothing.
   const std::optional<int64_t> padded = value.page_size_padded;
   const int64_t head_size_v = value.head_size_v;
@@ -189,7 +203,19 @@ KVCacheSpec VllmObjects::read_spec(py::handle spec) const {
     throw py::value_error(std::string(class_name(cls.kind)) +
                           " was changed after it was made: " + py::repr(spec).cast<std::string>());
   }
+  if (subclass) subclass->require_same(spec, value);
   return value;
+}
+
+void VllmObjects::require_no_others(py::handle spec, const SpecClass& cls) {
+  PyObject* attributes = instance_dict(spec);
+  const auto fields = std::count_if(cls.names.begin(), cls.names.end(),
+                                    [](const py::object& name) { return bool(name); });
+  const auto known = fields + static_cast<Py_ssize_t>(cls.extra.size());
+  if (attributes != nullptr && PyDict_GET_SIZE(attributes) == known) return;
+  // A merged or replaced object would lose them, or not, as vLLM copies it.
+  throw py::type_error("KV cache spec class " + type_name(spec) +
+                       " is not known to kvplan: an object holds more than its fields");
 }
 
 SpecImage VllmObjects::image_of(py::handle spec) const {
@@ -303,7 +329,7 @@ py::object VllmObjects::make_spec(const KVCacheSpec& spec) const {
     throw py::type_error("this vLLM has no " + std::string(class_name(spec.kind)) +
                          " that kvplan knows");
   }
-  const py::object object = allocate(cls.type);
+  const py::object object = allocate(spec.subclass ? type_of(*spec.subclass) : cls.type);
   size_t i = 0;
   for_each_field(spec.kind, [&](const auto& field) {
     const py::object& name = cls.names[i++];

@@ -6,6 +6,7 @@
 #include "bindings/session.h"
 #include "bindings/spec_object.h"
 #include "bindings/vllm_objects.h"
+#include "bindings/vllm_subclass.h"
 #include "kvplan/checked.h"
 #include "kvplan/errors.h"
 #include "kvplan/plan.h"
@@ -310,6 +311,46 @@ py::object place(const VllmPlanner& self, const PlanningConfig& config,
       group_objects, retention_interval, 1);
 }
 
+/// Asks the plugin classes for every page that grouping comes upon, so that they are recorded.
+void ask_subclasses(const VllmPlanner& self, const PlanningConfig& config, Session& session) {
+  const SpecTable& specs = session.request().specs();
+  bool any = false;
+  for (size_t i = 0; i < specs.size(); ++i) any = any || specs[SpecId(i)].subclass;
+  if (!any) return;
+  try {
+    group_globally(self, session.context(), config, session.request().layer_lists());
+  } catch (const Error&) {
+    // A request that cannot be planned is worth recording, too.
+  }
+}
+
+/// Each worker's layers with kvplan's own specs, which need neither vLLM nor a plugin.
+py::list to_native_layers(const VllmPlanner& self, const PlanningConfig& config,
+                          const py::iterable& kv_cache_specs) {
+  Session session(self.objects);
+  std::vector<LayerSpecs> workers;
+  for (py::handle specs : kv_cache_specs) {
+    workers.push_back(session.read_layers(specs));
+    session.request().add_layers(workers.back());
+  }
+  const size_t read = session.request().specs().size();
+  ask_subclasses(self, config, session);
+  std::vector<py::object> objects;
+  for (size_t i = 0; i < read; ++i) {
+    objects.push_back(make_spec_object(without_class(session.request().specs()[SpecId(i)])));
+  }
+  py::list result;
+  for (const LayerSpecs& layers : workers) {
+    std::vector<LayerId> ids;
+    for (const LayerSpec& l : layers) ids.push_back(l.layer);
+    const py::list names = session.names(ids);
+    py::dict worker;
+    for (size_t i = 0; i < layers.size(); ++i) worker[names[i]] = objects[layers[i].spec.pos()];
+    result.append(worker);
+  }
+  return result;
+}
+
 py::list field_names(const std::string& class_name) {
   py::list names;
   for_each_field(parse_spec_kind(class_name),
@@ -347,9 +388,12 @@ void bind_vllm_planning(py::module_& m) {
       .def(
           "to_native",
           [](const VllmPlanner& self, py::handle spec) {
-            return make_spec_object(self.objects.read_spec(spec));
+            return make_spec_object(without_class(self.objects.read_spec(spec)));
           },
           py::arg("spec"), "kvplan's own object for a spec of vLLM's.")
+      .def("to_native_layers", &to_native_layers, py::arg("config"), py::arg("kv_cache_specs"),
+           "Each worker's layers with kvplan's own objects. Those of a plugin's class hold what it "
+           "says of every page that grouping asks for.")
       .def(
           "from_native",
           [](const VllmPlanner& self, py::handle spec) {

@@ -147,6 +147,23 @@ KVCacheSpec merge_equal(Specs specs) {
   return *specs[0];
 }
 
+KVCacheSpec merge_as_first(Specs specs) {
+  switch (specs[0]->kind) {
+    case SpecKind::kFullAttention:
+    case SpecKind::kSinkFullAttention:
+      return merge_full_attention(specs);
+    case SpecKind::kRSWA:
+      return merge_rswa(specs);
+    case SpecKind::kMLAAttention:
+    case SpecKind::kHiddenStateCache:
+      return merge_mla(specs);
+    case SpecKind::kSlidingWindowMLA:
+      return merge_sliding_window_mla(specs);
+    default:
+      return merge_equal(specs);
+  }
+}
+
 }  // namespace
 
 bool kinds_merge(const KVCacheSpec& first, const KVCacheSpec& other) {
@@ -179,20 +196,10 @@ size_t merge_key(const KVCacheSpec& spec) {
 
 KVCacheSpec merge(Specs specs) {
   if (specs.empty()) throw InvalidArgument("merge needs at least one spec");
-  switch (specs[0]->kind) {
-    case SpecKind::kFullAttention:
-    case SpecKind::kSinkFullAttention:
-      return merge_full_attention(specs);
-    case SpecKind::kRSWA:
-      return merge_rswa(specs);
-    case SpecKind::kMLAAttention:
-    case SpecKind::kHiddenStateCache:
-      return merge_mla(specs);
-    case SpecKind::kSlidingWindowMLA:
-      return merge_sliding_window_mla(specs);
-    default:
-      return merge_equal(specs);
-  }
+  KVCacheSpec merged = merge_as_first(specs);
+  // Its numbers may depend on a field that the merge has changed.
+  if (merged.subclass) finalize(merged);
+  return merged;
 }
 
 }  // namespace kvplan

@@ -13,8 +13,9 @@ from vllm.platforms.interface import Platform
 from vllm.v1.core.kv_cache_planning import DefaultKVCacheConfigBuilder
 
 from kvplan.vllm import conversion, flow, installation, report
-from kvplan.vllm.dispatch import Answer, StepAside, call
+from kvplan.vllm.dispatch import Answer, call
 from kvplan.vllm.installation import Installation
+from kvplan.vllm.step_aside import StepAside
 
 _HOOK = "get_kv_cache_config_builder_cls"
 _DEFAULT = "vllm.v1.core.kv_cache_planning.DefaultKVCacheConfigBuilder"
@@ -61,9 +62,12 @@ class KvplanKVCacheConfigBuilder(DefaultKVCacheConfigBuilder):
         installed = installation.active()
         if installed is None or installed.guard.reason() is not None:
             return None
+        installed.subclasses.met.clear()
         try:
             config = conversion.read_config(vllm_config, before_033=False)
-            return installed.planner.bytes_per_block(config, kv_cache_groups)
+            size = installed.planner.bytes_per_block(config, kv_cache_groups)
+            # Nothing compares this number; vLLM's probe is exact for a plugin's class, too.
+            return None if installed.subclasses.met else size
         except Exception:
             # vLLM's probe then says what is wrong.
             return None

@@ -7,6 +7,7 @@ fields kvplan cannot place is marked, and only models that use it are left to vL
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from fractions import Fraction
 from types import ModuleType
 from typing import Any
@@ -113,8 +114,12 @@ def _describe_plain(cls: type, given: tuple[str, ...], optional: tuple[str, ...]
     return {"type": cls, "fields": {name: _default(fields[name]) for name in given} | rest}
 
 
-def describe(interface: ModuleType, *, before_033: bool) -> dict[str, Any]:
+def describe(
+    interface: ModuleType, class_above: Callable[[type], str], *, before_033: bool
+) -> dict[str, Any]:
     """Describe the classes of this vLLM to :class:`kvplan._core.VllmPlanner`.
+
+    ``class_above`` names the known class that a plugin's class is a kind of, or raises.
 
     Raises:
         UnknownClassError: a class that every plan needs is not as kvplan knows it.
@@ -141,6 +146,7 @@ def describe(interface: ModuleType, *, before_033: bool) -> dict[str, Any]:
         "roles": [roles.DEFAULT, roles.HISPARSE_SOURCE, roles.HISPARSE_INDEXER],
         "projection_resets_group": before_033,
         "groups_annotate": before_033,
+        "class_above": class_above,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from kvplan.vllm import installation, report, verify
 from kvplan.vllm.installation import Installation
+from kvplan.vllm.step_aside import StepAside
 
 
 class Answer(NamedTuple):
@@ -16,15 +17,6 @@ class Answer(NamedTuple):
     value: Any
     commit: Callable[[], None]
     verifiable: bool = True  # False where another plan than vLLM's was asked for
-
-
-class StepAside(Exception):
-    """vLLM's own function must run; the message says why."""
-
-    def __init__(self, reason: str, *, by_design: bool = False):
-        """``by_design``: nothing to warn of."""
-        super().__init__(reason)
-        self.by_design = by_design
 
 
 def call(
@@ -39,6 +31,9 @@ def call(
     ``prepare`` changes nothing and logs nothing; ``commit`` of its answer does. ``describe`` gives
     the input of a call whose verification failed.
     """
+    met = installed.subclasses.met
+    if met:
+        met.clear()
     try:
         reason = installed.guard.reason()
         if reason is not None:
@@ -48,8 +43,14 @@ def call(
         return _stock(function, stock, str(aside), aside.by_design)
     except Exception as error:
         return _stock(function, stock, f"{type(error).__name__}: {error}", False)
-    if installed.verify and answer.verifiable:
-        return _verified(function, answer, stock, describe)
+    if met and not answer.verifiable:
+        names = ", ".join(sorted(cls.__qualname__ for cls in met))
+        reason = f"with the KV cache spec class {names}, no other grouping than vLLM's is planned"
+        return _stock(function, stock, reason, False)
+    if answer.verifiable and (
+        installed.verify or (met and installed.subclasses.on_trial(function))
+    ):
+        return _verified(installed, function, answer, stock, describe)
     answer.commit()
     report.native(function)
     return answer.value
@@ -68,20 +69,35 @@ def _stock(function: str, stock: Callable[[], Any], reason: str, by_design: bool
 
 
 def _verified(
-    function: str, answer: Answer, stock: Callable[[], Any], describe: Callable[[], str] | None
+    installed: Installation,
+    function: str,
+    answer: Answer,
+    stock: Callable[[], Any],
+    describe: Callable[[], str] | None,
 ) -> Any:
     try:
         with installation.stock_mode():
             expected = stock()
     except Exception as error:
         report.verified(equal=False)
-        verify.log_mismatch(function, f"vLLM raises {type(error).__name__}: {error}", describe)
+        raised = f"vLLM raises {type(error).__name__}: {error}"
+        if not _blamed_on_plugin(installed, function, raised):
+            verify.log_mismatch(function, raised, describe)
         raise
     difference = verify.difference(answer.value, expected)
     report.verified(equal=difference is None)
-    if difference is not None:
+    if difference is None:
+        installed.subclasses.found_equal(function, installed.subclasses.met)
+        report.native(function)
+    elif not _blamed_on_plugin(installed, function, difference):
         verify.log_mismatch(function, difference, describe)
         report.fallback(f"{function} differs from vLLM's", level=None)
-    else:
-        report.native(function)
     return expected
+
+
+def _blamed_on_plugin(installed: Installation, function: str, difference: str) -> bool:
+    """Leaves the plugin classes of this call to vLLM from now on, if there are any."""
+    met = installed.subclasses.met
+    if met:
+        report.fallback(installed.subclasses.found_different(function, met, difference))
+    return bool(met)

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from kvplan.vllm import conversion, grouping, installation, record, report
-from kvplan.vllm.dispatch import Answer, StepAside, call
+from kvplan.vllm.dispatch import Answer, call
 from kvplan.vllm.installation import Installation
+from kvplan.vllm.step_aside import StepAside
 
 # What was there before kvplan: for calls once kvplan is out again, and for functions of other
 # plugins that call what they have wrapped.

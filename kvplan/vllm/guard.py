@@ -13,6 +13,7 @@ from typing import Any
 
 from kvplan import _core
 from kvplan.vllm.conversion import spec_classes
+from kvplan.vllm.subclasses import registered_base
 
 
 class Guard:
@@ -76,8 +77,7 @@ class Guard:
 
     def _compare_registry(self, table: dict[type, Any]) -> str | None:
         for cls, expected in self._bases.items():
-            entry = next((table[base] for base in cls.__mro__ if base in table), None)
-            actual = "" if entry is None else entry.uniform_type_base_spec.__name__
+            actual = registered_base(cls, table)
             if actual != expected:
                 return (
                     f"{cls.__name__} is registered to be grouped as {actual or 'nothing'}, "

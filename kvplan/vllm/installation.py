@@ -17,6 +17,7 @@ from kvplan import _core
 from kvplan.vllm import conversion, report
 from kvplan.vllm.guard import Guard
 from kvplan.vllm.sliced import gate
+from kvplan.vllm.subclasses import Subclasses
 
 TESTED_VERSIONS = ("0.32.0", "0.33.0")
 
@@ -33,6 +34,7 @@ class Installation:
     before_033: bool
     planner: _core.VllmPlanner
     guard: Guard
+    subclasses: Subclasses
     verify: bool
     originals: dict[str, Callable[..., Any]]
     replacements: dict[str, Callable[..., Any]] = field(default_factory=dict)
@@ -148,7 +150,10 @@ def install() -> bool:
     interface = importlib.import_module("vllm.v1.kv_cache_interface")
     try:
         guard = Guard(planning, interface, names)
-        planner = _core.VllmPlanner(conversion.describe(interface, before_033=before_033))
+        subclasses = Subclasses(interface)
+        planner = _core.VllmPlanner(
+            conversion.describe(interface, subclasses.class_above, before_033=before_033)
+        )
     except (conversion.UnknownClassError, AttributeError, ImportError) as error:
         return _unsupported(f"vLLM {version} is not one that kvplan knows: {error}")
 
@@ -159,6 +164,7 @@ def install() -> bool:
         before_033,
         planner,
         guard,
+        subclasses,
         verify,
         originals,
         grouping=_read_grouping(version),

@@ -29,14 +29,14 @@ def request_text(
     config = conversion.read_config(
         vllm_config, before_033=installed.before_033, **chosen, **overrides
     )
+    native_layers = installed.planner.to_native_layers(config, kv_cache_specs)
     specs: list[dict[str, Any]] = []
     index_of: dict[Any, int] = {}
     first_with: dict[tuple[Any, ...], int] = {}
     workers: list[dict[str, Any]] = []
-    for worker, (layers, memory) in enumerate(zip(kv_cache_specs, available_memory, strict=True)):
+    for worker, (layers, memory) in enumerate(zip(native_layers, available_memory, strict=True)):
         pairs = []
-        for name, spec in layers.items():
-            native = installed.planner.to_native(spec)
+        for name, native in layers.items():
             # `is_draft` takes no part in equality, but in the request.
             key = (native, native.is_draft)
             index = index_of.setdefault(key, len(specs))

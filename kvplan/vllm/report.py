@@ -13,6 +13,7 @@ _native: Counter[str] = Counter()
 _errors: Counter[str] = Counter()
 _fallback: Counter[str] = Counter()
 _comparisons: Counter[str] = Counter()
+_plugin_classes: dict[str, str] = {}
 _logged: set[tuple[int, str]] = set()
 
 
@@ -47,6 +48,11 @@ def verified(equal: bool) -> None:
         _comparisons["mismatches"] += 1
 
 
+def plugin_class(name: str, state: str) -> None:
+    """Note what a plugin's spec class is: "on trial", "planned" or "left to vLLM"."""
+    _plugin_classes[name] = state
+
+
 def stats() -> dict[str, Any]:
     """See :func:`kvplan.vllm.stats`."""
     return {
@@ -55,6 +61,7 @@ def stats() -> dict[str, Any]:
         "errors": dict(_errors),
         "verified": _comparisons["verified"],
         "mismatches": _comparisons["mismatches"],
+        "plugin_classes": dict(_plugin_classes),
     }
 
 
@@ -62,4 +69,5 @@ def reset() -> None:
     """Forget all counts and which messages were logged."""
     for counter in (_native, _errors, _fallback, _comparisons):
         counter.clear()
+    _plugin_classes.clear()
     _logged.clear()

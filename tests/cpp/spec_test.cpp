@@ -218,6 +218,72 @@ TEST(Spec, DTypeNames) {
             std::string::npos);
 }
 
+// --- a plugin's subclass -------------------------------------------------------------------------
+
+constexpr int64_t kPage = 16 * 8 * 2 * 128 * 2;  // of `full(8, 128)`
+
+PageNumbers numbers_of_page(int64_t page_size_bytes, int64_t num_states = 16) {
+  return {8, num_states, 512, page_size_bytes, page_size_bytes, page_size_bytes, 1};
+}
+
+/// `spec` in a class whose pages have a header; blocks of 16 and 32 tokens were recorded.
+KVCacheSpec with_header(KVCacheSpec spec, const std::string& name = "vendor.Spec") {
+  const auto page = [](int64_t block_size) {
+    return RecordedSubclass::Page{block_size, std::nullopt,
+                                  numbers_of_page(kPage * block_size / 16 + 4096, block_size)};
+  };
+  spec.subclass = std::make_shared<RecordedSubclass>(
+      name, std::vector<RecordedSubclass::Page>{page(16), page(32)});
+  finalize(spec);
+  return spec;
+}
+
+TEST(SpecSubclass, HasNumbersOfItsOwn) {
+  const KVCacheSpec spec = with_header(full(8, 128));
+  EXPECT_EQ(page_size_bytes(spec), kPage + 4096);
+  EXPECT_EQ(page_size_bytes(with_block_size(spec, 32)), 2 * kPage + 4096);
+  EXPECT_EQ(num_states(with_block_size(spec, 32), 32), 32);
+  EXPECT_THROW(num_states(spec, 8), Unsupported) << "a kernel block was not recorded";
+}
+
+TEST(SpecSubclass, AnUnknownPageIsNamed) {
+  const KVCacheSpec spec = with_header(full(8, 128));
+  const std::string message = message_of<Unsupported>([&] { with_block_size(spec, 48); });
+  EXPECT_NE(message.find("vendor.Spec: no page of block_size=48, page_size_padded=None"),
+            std::string::npos)
+      << message;
+}
+
+TEST(SpecSubclass, EqualsOnlyItsOwnClass) {
+  const KVCacheSpec spec = with_header(full(8, 128));
+  EXPECT_TRUE(spec == with_header(full(8, 128)));
+  EXPECT_EQ(hash_value(spec), hash_value(with_header(full(8, 128))));
+  EXPECT_FALSE(spec == full(8, 128));
+  EXPECT_FALSE(full(8, 128) == spec);
+  EXPECT_FALSE(spec == with_header(full(8, 128), "vendor.Other"));
+}
+
+TEST(SpecSubclass, MergesIntoTheClassOfTheFirst) {
+  const KVCacheSpec plain = full(8, 128), own = with_header(full(8, 128));
+  const KVCacheSpec* own_first[] = {&own, &plain};
+  EXPECT_EQ(page_size_bytes(merge(own_first)), kPage + 4096);
+  const KVCacheSpec* plain_first[] = {&plain, &own};
+  EXPECT_EQ(page_size_bytes(merge(plain_first)), kPage);
+}
+
+TEST(SpecSubclass, NeedsPagesThatHoldSomething) {
+  KVCacheSpec spec = full(8, 128);
+  spec.subclass = std::make_shared<RecordedSubclass>(
+      "vendor.Spec", std::vector<RecordedSubclass::Page>{{16, std::nullopt, numbers_of_page(0)}});
+  EXPECT_EQ(message_of<Unsupported>([&] { finalize(spec); }),
+            "vendor.Spec: page_size_bytes must be at least 1, got 0");
+  EXPECT_THROW(RecordedSubclass("", {}), InvalidArgument);
+  EXPECT_THROW(RecordedSubclass("vendor.Spec", {{16, 1, {}}, {16, 1, {}}}), InvalidArgument);
+  KVCacheSpec numbers = custom("PluginSpec", 777);
+  numbers.subclass = with_header(full(8, 128)).subclass;
+  EXPECT_THROW(finalize(numbers), InvalidArgument) << "a CustomSpec is its numbers already";
+}
+
 TEST(SpecTable, StoresEachValueOnce) {
   SpecTable table;
   const SpecId a = table.intern(full(8, 128));

@@ -88,7 +88,9 @@ def test_a_wrong_result_is_found_by_verification(monkeypatch, warnings, tmp_path
         return plan
 
     installation.current.planner = SimpleNamespace(
-        global_groups=planner.global_groups, plan=wrong, to_native=planner.to_native
+        global_groups=planner.global_groups,
+        plan=wrong,
+        to_native_layers=planner.to_native_layers,
     )
     assert dropin.difference(REQUEST) is None
     stats = kvplan.vllm.stats()

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "kvplan/export.h"
+#include "kvplan/spec_subclass.h"
 #include "kvplan/types.h"
 
 namespace kvplan {
@@ -138,14 +140,19 @@ struct KVCacheSpec {
   std::string uniform_type_base;  ///< specs with one base may share a group
   bool page_scales_with_block_size = true;
   CustomDemand demand;
+
+  /// A class beneath the kind's own, with numbers of its own. Takes part in equality.
+  std::shared_ptr<const SpecSubclass> subclass;
+  PageNumbers numbers;  ///< what `subclass` says of these fields; `finalize` asks it
 };
 
 /// A spec of `kind` with every field at its default.
 KVPLAN_API KVCacheSpec default_spec(SpecKind kind);
 
 /// What vLLM's `__post_init__` does: defaults that depend on other fields, and padding of an MLA
-/// page to its alignment. Throws `InvalidArgument` where a field is out of range, or set though the
-/// kind does not have it; the message names the field, the value and the limit.
+/// page to its alignment. Asks a `subclass` for its numbers. Throws `InvalidArgument` where a field
+/// is out of range, or set though the kind does not have it; the message names the field, the value
+/// and the limit.
 KVPLAN_API void finalize(KVCacheSpec& spec);
 
 /// `finalize`d copy with another block size.
