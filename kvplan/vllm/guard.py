@@ -77,7 +77,8 @@ class Guard:
 
     def _compare_registry(self, table: dict[type, Any]) -> str | None:
         for cls, expected in self._bases.items():
-            actual = registered_base(cls, table)
+            base = registered_base(cls, table)
+            actual = "" if base is None else base.__name__
             if actual != expected:
                 return (
                     f"{cls.__name__} is registered to be grouped as {actual or 'nothing'}, "

@@ -31,7 +31,8 @@ class Subclasses:
 
     def __init__(self, interface: ModuleType):
         """``interface`` is the module with vLLM's spec classes."""
-        self._known = {cls: name for name, cls in spec_classes(interface).items()}
+        self._classes = spec_classes(interface)
+        self._known = {cls: name for name, cls in self._classes.items()}
         self._grouped_by_registry = interface.KVCacheSpec.is_uniform_with_collection
         self._entries: dict[type, _Entry] = {}
         self.met: set[type] = set()
@@ -107,16 +108,15 @@ class Subclasses:
 
         registry.KVCacheSpecRegistry._ensure_registered()
         base = registered_base(cls, registry._REGISTRY_KVCACHESPEC_LIST)
-        expected = _core.spec_uniform_type_base(self._known[above])
-        if base == expected:
+        if base is self._classes.get(_core.spec_uniform_type_base(self._known[above])):
             return None
-        return f"it is registered to be grouped as {base or 'nothing'}"
+        return f"it is registered to be grouped as {'nothing' if base is None else _name(base)}"
 
 
-def registered_base(cls: type, table: Mapping[type, Any]) -> str:
-    """The class that decides which specs may share a group with ``cls``; '' if there is none."""
+def registered_base(cls: type, table: Mapping[type, Any]) -> type | None:
+    """The class that decides which specs may share a group with ``cls``, if there is one."""
     entry = next((table[base] for base in cls.__mro__ if base in table), None)
-    return "" if entry is None else str(entry.uniform_type_base_spec.__name__)
+    return None if entry is None else entry.uniform_type_base_spec
 
 
 def _name(cls: type) -> str:

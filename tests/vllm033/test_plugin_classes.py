@@ -13,6 +13,8 @@ import json
 import logging
 import multiprocessing
 import os
+import subprocess
+import sys
 from collections import Counter
 
 import dropin_outcome as dropin
@@ -223,6 +225,26 @@ def test_a_class_registered_to_share_the_groups_of_its_parent(monkeypatch, regis
     assert kvplan.vllm.stats()["plugin_classes"] == {name_of(cls): "planned"}
 
 
+@pytest.mark.parametrize("kind", ["FullAttentionSpec", "MambaSpec"])
+def test_the_builder_alone_plans_them(monkeypatch, kind):
+    """vLLM's flow, which probes what a block takes, as for any builder."""
+    from kvplan.vllm.builder import KvplanKVCacheConfigBuilder
+
+    monkeypatch.setenv("KVPLAN_VLLM_FLOW", "0")
+    kvplan.vllm.install()
+    cls = plugin_class(kind, "Scales")
+    request = request_of(MODELS_OF[kind](tp=4, block_size=16))
+    with dropin.builder(KvplanKVCacheConfigBuilder()):
+        outcomes = [plan_with(monkeypatch, request, cls) for _ in range(2)]
+        stock = plan_with(monkeypatch, request, cls, stock=True)
+    assert stock.error is None
+    assert [verify.difference(ours, stock) for ours in outcomes] == [None, None]
+    stats = kvplan.vllm.stats()
+    assert (stats["mismatches"], stats["fallback"]) == (0, {})
+    assert stats["verified"] == 2
+    assert set(stats["native"]) == {"get_kv_cache_groups", "get_kv_cache_config_from_groups"}
+
+
 # --- what does not -------------------------------------------------------------------------------
 
 
@@ -417,12 +439,13 @@ def test_an_abstract_class_is_left_to_vllm(monkeypatch, warnings):
 
 def test_a_class_registered_to_have_groups_of_its_own(monkeypatch, warnings, registered):
     kvplan.vllm.install()
-    cls = type("GroupsAlone", (Full,), {"__module__": __name__})
+    # Of the very name that the class above is grouped by.
+    cls = type("FullAttentionSpec", (Full,), {"__module__": __name__})
     registered(FullAttentionManager)(cls)
     ours = plan_with(monkeypatch, GEMMA, cls)
     assert verify.difference(ours, plan_with(monkeypatch, GEMMA, cls, stock=True)) is None
     (line,) = warnings()
-    assert "GroupsAlone is not known to kvplan: it is registered to be grouped as GroupsA" in line
+    assert f"is not known to kvplan: it is registered to be grouped as {name_of(cls)}" in line
 
 
 def test_an_object_with_more_than_its_fields(monkeypatch, warnings):
@@ -556,6 +579,37 @@ def test_a_recorded_request_replays_without_the_plugin(
             g.layer_names for g in theirs.kv_cache_groups
         ]
     assert not warnings()
+
+
+def test_a_record_replays_on_the_command_line(monkeypatch, tmp_path):
+    path = tmp_path / "request.json"
+    monkeypatch.setenv("KVPLAN_RECORD", str(path))
+    kvplan.vllm.install()
+    request = request_of(gemma_3_27b(tp=4, block_size=16), kv_cache_layout="LBNHC")
+    expected = plan_with(monkeypatch, request, plugin_class("SlidingWindowSpec", "Scales"))
+    command = [sys.executable, "-m", "kvplan.cli", "plan", "--request", str(path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["num_blocks"] == expected.configs[0].num_blocks
+
+
+def test_numbers_that_a_record_cannot_hold(monkeypatch, warnings, tmp_path):
+    """A page that depends on a field which merging changes."""
+    monkeypatch.setenv("KVPLAN_RECORD", str(tmp_path / "request.json"))
+    kvplan.vllm.install()
+    cls = lying(Full, lambda self: (1 << 20) * (1 if self.sliding_window is None else 2))
+    fields = {"num_kv_heads": 4, "head_size": 128, "dtype": oracle.torch.bfloat16}
+    outcomes = []
+    for stock in (False, False, True):
+        config, _, memory = oracle.inputs(GEMMA)
+        specs = [{f"layers.{w}": cls(block_size=16, sliding_window=w, **fields) for w in (None, 8)}]
+        with installation.stock_mode() if stock else contextlib.nullcontext():
+            groups = planning.get_global_kv_cache_groups(config, specs)
+            outcomes.append(planning.get_kv_cache_configs(config, specs, memory, groups))
+    assert verify.difference(outcomes[1], outcomes[2]) is None
+    assert kvplan.vllm.stats()["plugin_classes"] == {name_of(cls): "planned"}
+    (line,) = warnings()
+    assert "not recorded" in line
+    assert "Lying depend on more than block_size and page_size_padded" in line
 
 
 def test_a_record_says_why_there_is_none(monkeypatch, warnings, tmp_path):
