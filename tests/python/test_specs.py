@@ -312,3 +312,89 @@ def test_registry_knows_bases():
     encoder = specs.EncoderOnlyAttentionSpec(**EXAMPLES["EncoderOnlyAttentionSpec"])
     with pytest.raises(ValueError, match="Unsupported KV cache spec type for layer enc"):
         registry.check_kv_cache_spec_registry({"enc": encoder})
+
+
+PAGE = {
+    "block_size": 16,
+    "page_size_padded": None,
+    "num_heads": 9,
+    "num_states": 16,
+    "state_content_size_bytes": 512,
+    "unpadded_page_size_bytes": 73728,
+    "real_page_size_bytes": 73728,
+    "page_size_bytes": 77824,
+    "block_stride_alignment": 256,
+}
+
+
+class TestSubclass:
+    """A plugin's class, as a record of its numbers."""
+
+    spec = FullAttentionSpec(
+        block_size=16,
+        **ATTENTION,
+        subclass={
+            "name": "vendor.Spec",
+            "pages": [PAGE, PAGE | {"block_size": 32, "num_states": 32, "page_size_bytes": 155648}],
+        },
+    )
+
+    def test_has_numbers_of_its_own(self):
+        assert self.spec.page_size_bytes == 77824
+        assert self.spec.unpadded_page_size_bytes == 73728
+        assert self.spec.num_heads == 9
+        assert self.spec.get_block_stride_alignment() == 256
+        assert self.spec.copy_with_new_block_size(32).page_size_bytes == 155648
+        config = kvplan.PlanningConfig(max_model_len=100)
+        assert self.spec.max_memory_usage_bytes(config) == 7 * 77824
+        with pytest.raises(NotImplementedError, match="no page of block_size=48"):
+            self.spec.copy_with_new_block_size(48)
+
+    def test_survives_pickle_replace_and_dict(self):
+        for same in (
+            pickle.loads(pickle.dumps(self.spec)),
+            specs.from_dict(self.spec.to_dict()),
+            self.spec.replace(),
+        ):
+            assert same == self.spec
+            assert hash(same) == hash(self.spec)
+            assert same.subclass == self.spec.subclass
+        assert self.spec.replace(block_size=32).page_size_bytes == 155648
+        assert FullAttentionSpec(block_size=16, **ATTENTION).subclass is None
+
+    def test_equals_no_other_class(self):
+        plain = self.spec.replace(subclass=None)
+        assert plain != self.spec
+        assert plain.page_size_bytes == 65536
+        other = {"name": "vendor.Other", "pages": [PAGE]}
+        assert self.spec.replace(subclass=other) != self.spec
+        assert "subclass='vendor.Spec'" in repr(self.spec)
+
+    @pytest.mark.parametrize(
+        ("subclass", "message"),
+        [
+            ("vendor.Spec", "subclass must be a dict"),
+            ({"name": "vendor.Spec"}, "subclass needs pages"),
+            ({"name": "", "pages": [PAGE]}, "needs a name"),
+            ({"name": "a", "pages": [PAGE], "size": 1}, "subclass has no field size"),
+            (
+                {"name": "a", "pages": [PAGE | {"more": 1}]},
+                "a page of a subclass has no field more",
+            ),
+            (
+                {"name": "a", "pages": [{"block_size": 16}]},
+                "a page of a subclass needs page_size_p",
+            ),
+            ({"name": "a", "pages": [PAGE, PAGE]}, "there are two pages of block_size=16"),
+            ({"name": "a", "pages": []}, "no page of block_size=16"),
+            ({"name": "a", "pages": [PAGE | {"num_heads": 1.0}]}, "num_heads must be an integer"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, subclass, message):
+        with pytest.raises((TypeError, ValueError, NotImplementedError), match=message):
+            self.spec.replace(subclass=subclass)
+
+    def test_a_custom_spec_has_none(self):
+        custom = CustomSpec(**EXAMPLES["CustomSpec"])
+        with pytest.raises(ValueError, match="is its numbers already"):
+            custom.replace(subclass={"name": "a", "pages": [PAGE]})

@@ -20,7 +20,7 @@ from collections import Counter
 import dropin_outcome as dropin
 import oracle
 import pytest
-from plugin_specs import as_plugin, plugin_class, some_as_plugins
+from plugin_specs import as_plugin, in_some_layers, is_broken, plugin_class
 from random_models import random_request, to_request
 from real_models import deepseek_v3_2, gemma_3_27b, jamba_1_5_large
 from vllm.v1 import kv_cache_spec_registry as registry
@@ -107,12 +107,8 @@ def compare_seeds(first):
     for seed in range(first, min(first + CHUNK, FIRST_SEED + MODELS)):
         report.reset()
         request = random_request(seed)
-        inputs = oracle.inputs
-        oracle.inputs = functools.partial(with_plugins, inputs, seed)
-        try:
+        with in_some_layers(seed):
             difference = dropin.difference(request)
-        finally:
-            oracle.inputs = inputs
         stats = report.stats()
         fallback = [reason for reason in stats["fallback"] if not is_broken(reason)]
         hisparse = "HiSparse" in json.dumps(request["specs"])
@@ -122,21 +118,6 @@ def compare_seeds(first):
         counts["verified"] += stats["verified"]
         counts["errors"] += sum(stats["errors"].values())
     return found, counts
-
-
-def is_broken(reason):
-    """A class is asked for all numbers of a page at once, vLLM does not come to ask for some."""
-    return "page_size_bytes must be at least 1, got 0" in reason or (
-        "page_size_bytes raises AssertionError" in reason
-    )
-
-
-def with_plugins(inputs, seed, request):
-    oracle.inputs, now = inputs, oracle.inputs
-    try:
-        return some_as_plugins(request, seed)
-    finally:
-        oracle.inputs = now
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -227,7 +208,7 @@ def test_a_class_registered_to_share_the_groups_of_its_parent(monkeypatch, regis
 
 @pytest.mark.parametrize("kind", ["FullAttentionSpec", "MambaSpec"])
 def test_the_builder_alone_plans_them(monkeypatch, kind):
-    """vLLM's flow, which probes what a block takes, as for any builder."""
+    """As for any builder, vLLM's flow probes what a block takes."""
     from kvplan.vllm.builder import KvplanKVCacheConfigBuilder
 
     monkeypatch.setenv("KVPLAN_VLLM_FLOW", "0")
