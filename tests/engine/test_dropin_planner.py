@@ -98,7 +98,7 @@ def test_plugin_classes_plan_alike():
     assert not differing
     stats = report.stats()
     assert stats["mismatches"] == 0
-    assert 0 < stats["verified"] < stats["native"]["get_kv_cache_configs"] // 2
+    assert 0 < stats["verified"] < stats["native"]["get_kv_cache_configs"]
     assert "planned" in stats["plugin_classes"].values()
     # The generator also draws specs of HiSparse, which vLLM plans.
     fallback = sum(n for reason, n in stats["fallback"].items() if not is_broken(reason))

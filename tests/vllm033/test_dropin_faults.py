@@ -198,9 +198,8 @@ def test_a_plugin_that_replaces_the_flow_later(monkeypatch, warnings):
 def test_an_unknown_subclass_of_a_spec(warnings):
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class VendorAttentionSpec(oracle.interface.FullAttentionSpec):
-        @property
-        def page_size_bytes(self):
-            return super().page_size_bytes + 4096
+        def max_memory_usage_bytes(self, vllm_config):
+            return super().max_memory_usage_bytes(vllm_config) + self.page_size_bytes
 
     kvplan.vllm.install()
     seen = []
