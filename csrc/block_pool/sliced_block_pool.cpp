@@ -232,8 +232,9 @@ void SlicedBlockPool::free_blocks(PoolGroupId group_id, std::span<const BlockId>
   check.done(*this);
 }
 
-// NOLINTNEXTLINE(performance-unnecessary-value-param): a copy goes to every block that is watched
 void SlicedBlockPool::unpin_blocks(PoolGroupId group_id, std::span<const BlockId> blocks,
+                                   // A copy goes to every block that is watched.
+                                   // NOLINTNEXTLINE(performance-unnecessary-value-param)
                                    ReuseCallback on_reuse) {
   SlicedBlockPoolState& s = *state_;
   const OperationCheck check(s);
