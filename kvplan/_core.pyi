@@ -1710,38 +1710,38 @@ class VllmPlanner:
     The planner on the objects of one vLLM.
     """
     def __init__(self, description: dict) -> None: ...
-    def bytes_per_block(self, config: PlanningConfig, kv_cache_groups: list) -> int: ...
+    def bytes_per_block(self, vllm_config: typing.Any, kv_cache_groups: list) -> int: ...
     def from_native(self, spec: typing.Any) -> typing.Any:
         """
         vLLM's object for a spec of kvplan's.
         """
     def global_groups(
-        self, config: PlanningConfig, kv_cache_specs: collections.abc.Iterable
+        self, vllm_config: typing.Any, kv_cache_specs: typing.Any, chosen: dict
     ) -> tuple:
         """
         (groups of the whole model, notices).
         """
-    def groups(self, config: PlanningConfig, kv_cache_spec: dict) -> tuple:
+    def groups(self, vllm_config: typing.Any, kv_cache_spec: dict) -> tuple:
         """
         (groups, changes to kv_cache_spec or None, notices).
         """
     def place(
-        self,
-        config: PlanningConfig,
-        kv_cache_groups: list,
-        num_blocks: int,
-        retention_interval: typing.Any,
+        self, vllm_config: typing.Any, kv_cache_groups: list, num_blocks: int
     ) -> typing.Any: ...
     def plan(
         self,
-        config: PlanningConfig,
+        vllm_config: typing.Any,
         kv_cache_specs: typing.Any,
         available_memory: typing.Any,
         global_groups: typing.Any,
-        retention_interval: typing.Any,
-    ) -> dict:
+        chosen: dict,
+    ) -> tuple:
         """
-        A dict of the workers' configs and of what vLLM would log and write.
+        (the workers' configs, a dict of what vLLM would log and write or None).
+        """
+    def read_config(self, vllm_config: typing.Any, chosen: dict) -> PlanningConfig:
+        """
+        The planner's configuration, with every rule as this vLLM has it.
         """
     def to_native(self, spec: typing.Any) -> typing.Any:
         """

@@ -1,5 +1,6 @@
 #include "bindings/field_conversion.h"
 
+#include "bindings/interned_name.h"
 #include "planning/spec_fields.h"
 
 namespace py = pybind11;
@@ -13,6 +14,15 @@ namespace {
 }
 
 py::object enums(const char* name) { return py::module_::import("kvplan.enums").attr(name); }
+
+const InternedName kBase = "base";
+
+/// Null where the object has none.
+py::object find_attribute(py::handle object, const InternedName& name) {
+  PyObject* value = PyObject_GetAttr(object.ptr(), name.ptr());
+  if (value == nullptr) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(value);
+}
 
 template <class T>
 py::tuple write_tuple(const std::vector<T>& values, std::string_view field) {
@@ -66,11 +76,15 @@ RecordedSubclass::Page read_page(py::handle in) {
 void read_field(py::handle in, std::string_view field, int64_t& out) {
   // `__index__` lets numpy integers in and keeps floats, and so NaN, out. A flag where a number
   // belongs is a mix-up of arguments.
-  if (!PyIndex_Check(in.ptr()) || PyBool_Check(in.ptr())) reject(in, field, "an integer");
-  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(in.ptr()));
-  if (!index) throw py::error_already_set();
+  py::object index;
+  if (!PyLong_CheckExact(in.ptr())) {
+    if (!PyIndex_Check(in.ptr()) || PyBool_Check(in.ptr())) reject(in, field, "an integer");
+    index = py::reinterpret_steal<py::object>(PyNumber_Index(in.ptr()));
+    if (!index) throw py::error_already_set();
+    in = index;
+  }
   int overflow = 0;
-  out = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  out = PyLong_AsLongLongAndOverflow(in.ptr(), &overflow);
   if (overflow != 0) {
     throw py::value_error(std::string(field) +
                           " leaves the 64-bit range: " + py::repr(in).cast<std::string>());
@@ -133,9 +147,9 @@ void read_field(py::handle in, std::string_view field, BlockStrideAlignment& out
   } else if (PyIndex_Check(in.ptr())) {
     out.kind = Kind::kBytes;
     read_field(in, field, out.value);
-  } else if (py::hasattr(in, "base")) {
+  } else if (const py::object base = find_attribute(in, kBase)) {
     out.kind = Kind::kMultipleOf;
-    read_field(in.attr("base"), field, out.value);
+    read_field(base, field, out.value);
   } else if (py::isinstance<py::dict>(in) && in.contains("multiple_of")) {
     out.kind = Kind::kMultipleOf;
     read_field(in["multiple_of"], field, out.value);

@@ -26,11 +26,8 @@ class NativeObjects : public ObjectModel {
     return spec.cast<const UniformTypeSpecsObject&>().kv_cache_specs;
   }
   KVCacheSpec read_spec(py::handle spec) const override { return spec_value(spec); }
-  SpecImage image_of(py::handle spec) const override {
-    return {{}, {py::reinterpret_borrow<py::object>(spec)}};
-  }
-  bool surely_same(const SpecImage& image, py::handle spec) const override {
-    const KVCacheSpec& left = spec_value(image.values[0]);
+  bool surely_same(py::handle known, const SpecImage&, py::handle spec) const override {
+    const KVCacheSpec& left = spec_value(known);
     const KVCacheSpec& right = spec_value(spec);
     return left == right && left.is_draft == right.is_draft;
   }

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "bindings/spec_image.h"
 #include "kvplan/planning.h"
 
 namespace kvplan::bindings {
@@ -19,12 +20,6 @@ struct GroupFields {
   int64_t slices = 1;  // vLLM's groups have none
 };
 
-/// What a spec held when it was read, to find others that hold the same without reading them.
-struct SpecImage {
-  std::vector<pybind11::object> names;
-  std::vector<pybind11::object> values;
-};
-
 /// How one library's Python objects are read and made: kvplan's own, or vLLM's.
 class ObjectModel {
  public:
@@ -33,9 +28,12 @@ class ObjectModel {
   virtual bool is_uniform_type(pybind11::handle spec) const = 0;
   virtual pybind11::dict uniform_type_specs(pybind11::handle spec) const = 0;
   virtual KVCacheSpec read_spec(pybind11::handle spec) const = 0;
-  virtual SpecImage image_of(pybind11::handle spec) const = 0;
-  /// Whether a spec of the same class surely holds what is in the image. A false negative is fine.
-  virtual bool surely_same(const SpecImage& image, pybind11::handle spec) const = 0;
+  /// What of a spec that was read can change until another one is compared with it.
+  virtual SpecImage image_of(pybind11::handle) const { return {}; }
+  /// Whether a spec surely holds what one of the same class did when it was read. A false negative
+  /// is fine.
+  virtual bool surely_same(pybind11::handle known, const SpecImage& image,
+                           pybind11::handle spec) const = 0;
   virtual GroupFields read_group(pybind11::handle group) const;
   virtual pybind11::object make_spec(const KVCacheSpec& spec) const = 0;
   virtual pybind11::object make_uniform_type(int64_t block_size, pybind11::dict specs) const = 0;

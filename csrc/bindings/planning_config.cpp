@@ -1,12 +1,11 @@
 #include "bindings/planning_config.h"
 
-#include <functional>
 #include <string_view>
 #include <type_traits>
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "bindings/field_conversion.h"
+#include "bindings/config_field.h"
 #include "bindings/interned_name.h"
 #include "bindings/unknown_fields.h"
 #include "kvplan/errors.h"
@@ -17,79 +16,12 @@ namespace py = pybind11;
 namespace kvplan::bindings {
 namespace {
 
-/// Python sees enumerations by vLLM's names.
-template <class T>
-struct Names;
-template <>
-struct Names<KVCacheLayout> {
-  static KVCacheLayout parse(const std::string& s) { return parse_layout(s); }
-  static std::string print(KVCacheLayout v) { return std::string(to_string(v)); }
-};
-template <>
-struct Names<MambaCacheMode> {
-  static MambaCacheMode parse(const std::string& s) { return parse_mamba_cache_mode(s); }
-  static std::string print(MambaCacheMode v) {
-    constexpr const char* kNames[] = {"none", "align", "all"};
-    return kNames[static_cast<size_t>(v)];
-  }
-};
-template <>
-struct Names<Grouping> {
-  static Grouping parse(const std::string& s) { return parse_grouping(s); }
-  static std::string print(Grouping v) {
-    constexpr const char* kNames[] = {"vllm", "compact", "sliced"};
-    return kNames[static_cast<size_t>(v)];
-  }
-};
-template <>
-struct Names<DraftRule> {
-  static DraftRule parse(const std::string& s) { return parse_draft_rule(s); }
-  static std::string print(DraftRule v) {
-    constexpr const char* kNames[] = {"auto", "is_draft", "marker"};
-    return kNames[static_cast<size_t>(v)];
-  }
-};
-
-template <class T>
-void read_config_field(py::handle in, std::string_view field, T& out) {
-  if constexpr (std::is_enum_v<T>) {
-    std::string name;
-    // A KVCacheLayout enum goes by its name.
-    read_field(py::isinstance<py::str>(in) ? in : py::getattr(in, "name", in), field, name);
-    out = Names<T>::parse(name);
-  } else {
-    read_field(in, field, out);
-  }
-}
-
 template <class T>
 py::object write_config_field(const T& value, std::string_view field) {
   if constexpr (std::is_enum_v<T>) {
     return py::str(Names<T>::print(value));
   } else {
     return write_field(value, field);
-  }
-}
-
-// A kernel's block size: tokens, or MultipleOf(tokens), which a dictionary spells {"multiple_of":
-// n}.
-void read_config_field(py::handle in, std::string_view field, std::vector<KernelBlockSize>& out) {
-  const auto reject = [&](py::handle value) {
-    throw py::type_error(std::string(field) +
-                         " must be a sequence of tokens or MultipleOf(tokens), got " +
-                         py::repr(value).cast<std::string>());
-  };
-  if (!PySequence_Check(in.ptr()) || py::isinstance<py::str>(in)) reject(in);
-  out.clear();
-  for (py::handle size : in) {
-    if (PyIndex_Check(size.ptr())) {
-      read_field(size, field, out.emplace_back(KernelBlockSize{0, false}).tokens);
-      continue;
-    }
-    BlockStrideAlignment multiple;  // spelled alike
-    if (!py::hasattr(size, "base") && !py::isinstance<py::dict>(size)) reject(size);
-    read_field(size, field, multiple);
-    out.push_back({multiple.value, true});
   }
 }
 
@@ -129,7 +61,7 @@ py::dict fields_of(const PlanningConfig& config, bool compact) {
 PlanningConfig replace(const PlanningConfig& self, const py::kwargs& changes) {
   py::dict fields = fields_of(self, false);
   for (const auto& item : changes) fields[item.first] = item.second;
-  return make_planning_config(py::kwargs(fields));
+  return make_planning_config(fields);
 }
 
 std::string repr(const PlanningConfig& self) {
@@ -143,23 +75,55 @@ std::string repr(const PlanningConfig& self) {
 
 }  // namespace
 
-PlanningConfig make_planning_config(const py::kwargs& kwargs) {
-  PlanningConfig config;
+py::object enum_member_name(py::handle value) {
+  // Where the property `name`, which is Python code, finds it.
+  static const InternedName own_name = "_name_";
+  PyObject* name = PyObject_GetAttr(value.ptr(), own_name.ptr());
+  if (name != nullptr) return py::reinterpret_steal<py::object>(name);
+  PyErr_Clear();
+  return py::getattr(value, "name", value);
+}
+
+void read_config_field(py::handle in, std::string_view field, std::vector<KernelBlockSize>& out) {
+  const auto reject = [&](py::handle value) {
+    throw py::type_error(std::string(field) +
+                         " must be a sequence of tokens or MultipleOf(tokens), got " +
+                         py::repr(value).cast<std::string>());
+  };
+  if (!PySequence_Check(in.ptr()) || py::isinstance<py::str>(in)) reject(in);
+  out.clear();
+  for (py::handle size : in) {
+    if (PyIndex_Check(size.ptr())) {
+      read_field(size, field, out.emplace_back(KernelBlockSize{0, false}).tokens);
+      continue;
+    }
+    BlockStrideAlignment multiple;  // spelled alike
+    if (!py::hasattr(size, "base") && !py::isinstance<py::dict>(size)) reject(size);
+    read_field(size, field, multiple);
+    out.push_back({multiple.value, true});
+  }
+}
+
+void set_planning_config(PlanningConfig& config, const py::dict& fields) {
   size_t used = 0;
   size_t position = 0;
   for_each_config_field([&](const char* name, auto member) {
     PyObject* key = field_names()[position++].ptr();
-    const py::handle value = PyDict_GetItemWithError(kwargs.ptr(), key);
+    const py::handle value = PyDict_GetItemWithError(fields.ptr(), key);
     if (!value) return;
     ++used;
     read_config_field(value, name, config.*member);
   });
-  if (used < kwargs.size()) {
-    std::vector<std::string> known;
-    for_each_config_field([&](const char* name, auto) { known.emplace_back(name); });
-    refuse_unknown_fields("PlanningConfig", kwargs, known);
-  }
-  if (!kwargs.contains("max_model_len")) {
+  if (used == fields.size()) return;
+  std::vector<std::string> known;
+  for_each_config_field([&](const char* name, auto) { known.emplace_back(name); });
+  refuse_unknown_fields("PlanningConfig", fields, known);
+}
+
+PlanningConfig make_planning_config(const py::dict& fields) {
+  PlanningConfig config;
+  set_planning_config(config, fields);
+  if (!fields.contains("max_model_len")) {
     throw py::type_error("PlanningConfig needs max_model_len (tokens)");
   }
   validate(config);
@@ -195,8 +159,7 @@ void bind_planning_config(py::module_& m) {
         return py::make_tuple(py::module_::import("kvplan._core").attr("_restore_config"),
                               py::make_tuple(fields_of(self, true)));
       });
-  m.def("_restore_config",
-        [](const py::dict& fields) { return make_planning_config(py::kwargs(fields)); });
+  m.def("_restore_config", [](const py::dict& fields) { return make_planning_config(fields); });
 }
 
 }  // namespace kvplan::bindings

@@ -77,47 +77,67 @@ GroupFields ObjectModel::read_group(py::handle group) const {
           read_slices(group)};
 }
 
-SpecId Session::find_same(py::handle spec, SpecId expected) const {
+bool Session::same_as_known(size_t known, py::handle spec) const {
+  const KnownSpec& k = known_specs_[known];
+  return k.type == Py_TYPE(spec.ptr()) && model_.surely_same(k.object, k.image, spec);
+}
+
+size_t Session::find_same(py::handle spec, SpecId expected) const {
   constexpr size_t kMostCompared = 12;
   if (expected.valid() && expected.pos() < known_by_id_.size()) {
     const size_t known = known_by_id_[expected.pos()];
-    if (known != 0 && known_specs_[known - 1].same(model_, spec)) return expected;
+    if (known != 0 && same_as_known(known - 1, spec)) return known - 1;
   }
+  // The kinds of a model's layers mostly follow each other in a pattern.
+  const size_t next = last_known_ == kNone ? kNone : known_specs_[last_known_].next;
+  if (next != kNone && same_as_known(next, spec)) return next;
   size_t compared = 0;
-  for (auto it = known_specs_.rbegin(); it != known_specs_.rend(); ++it) {
-    if (it->type != Py_TYPE(spec.ptr())) continue;
-    if (it->same(model_, spec)) return it->id;
+  for (size_t known = known_specs_.size(); known-- > 0;) {
+    if (known == next || known_specs_[known].type != Py_TYPE(spec.ptr())) continue;
+    if (same_as_known(known, spec)) return known;
     if (++compared == kMostCompared) break;
   }
-  return {};
+  return kNone;
 }
 
 SpecId Session::read_spec(py::handle spec, SpecId expected) {
   // Every object that was read is kept alive, by the caller or here: an address names one spec.
   auto& [object, id] = spec_ids_[reinterpret_cast<uintptr_t>(spec.ptr()) / 16 % spec_ids_.size()];
   if (object != spec.ptr()) {
-    id = read_unknown_spec(spec, expected);
+    const size_t known = read_unknown_spec(spec, expected);
+    if (last_known_ != kNone) known_specs_[last_known_].next = known;
+    last_known_ = known;
+    id = known_specs_[known].id;
     object = spec.ptr();
   }
   return id;
 }
 
-SpecId Session::read_unknown_spec(py::handle spec, SpecId expected) {
-  SpecId id = find_same(spec, expected);
-  if (!id.valid()) {
-    id = request_.add_spec(model_.read_spec(spec));
-    known_specs_.push_back({Py_TYPE(spec.ptr()), model_.image_of(spec), id});
-    at(known_by_id_, id.pos()) = known_specs_.size();
-    py::object& slot = at(spec_objects_, id.pos());
-    if (!slot) slot = py::reinterpret_borrow<py::object>(spec);
-  }
-  return id;
+size_t Session::read_unknown_spec(py::handle spec, SpecId expected) {
+  const size_t same = find_same(spec, expected);
+  if (same != kNone) return same;
+  const SpecId id = request_.add_spec(model_.read_spec(spec));
+  const auto object = py::reinterpret_borrow<py::object>(spec);
+  known_specs_.push_back({Py_TYPE(spec.ptr()), object, model_.image_of(spec), id, kNone});
+  at(known_by_id_, id.pos()) = known_specs_.size();
+  py::object& slot = at(spec_objects_, id.pos());
+  if (!slot) slot = object;
+  return known_specs_.size() - 1;
 }
 
 LayerId Session::read_name(py::handle name) {
   // Workers mostly name the same layers in the same order, if not by the same objects.
   LayerId& next = last_name_.valid() ? layer_objects_[last_name_.pos()].next : first_name_;
-  if (next.valid() && layer_objects_[next.pos()].name.is(name)) return last_name_ = next;
+  if (!next.valid() || !layer_objects_[next.pos()].name.is(name)) {
+    const LayerId found = read_unknown_name(name, next);
+    // Where `next` was, the vector may have grown.
+    (last_name_.valid() ? layer_objects_[last_name_.pos()].next : first_name_) = found;
+    return last_name_ = found;
+  }
+  return last_name_ = next;
+}
+
+LayerId Session::read_unknown_name(py::handle name, LayerId expected) {
   Py_ssize_t size = 0;
   const char* characters =
       PyUnicode_Check(name.ptr()) ? PyUnicode_AsUTF8AndSize(name.ptr(), &size) : nullptr;
@@ -127,12 +147,25 @@ LayerId Session::read_name(py::handle name) {
                          py::repr(name).cast<std::string>());
   }
   const std::string_view text(characters, static_cast<size_t>(size));
-  if (next.valid() && (*request_.names())[next] == text) return last_name_ = next;
-  next = request_.add_layer_name(text);
-  last_name_ = next;  // before the vector grows, which moves `next`
-  py::object& known = at(layer_objects_, last_name_.pos()).name;
-  if (!known) known = py::reinterpret_borrow<py::object>(name);
-  return last_name_;
+  const NameTable& names = *request_.names();
+  if (expected.valid() && names[expected] == text) return expected;
+  // A string remembers its hash, and a key of a dict has one.
+  const auto hash = static_cast<size_t>(PyUnicode_Type.tp_hash(name.ptr()));
+  const size_t known = layers_by_name_.find(
+      hash, [&](size_t i) { return layer_objects_[i].name.is(name) || names[LayerId(i)] == text; });
+  if (known != kNone) return LayerId(known);
+  const LayerId id = request_.names()->add_new(text);
+  layers_by_name_.add(hash, id.pos());
+  at(layer_objects_, id.pos()).name = py::reinterpret_borrow<py::object>(name);
+  return id;
+}
+
+void Session::reserve_names(size_t count) {
+  if (count <= layer_objects_.capacity()) return;
+  count = std::max(count, 2 * layer_objects_.capacity());
+  layer_objects_.reserve(count);
+  layers_by_name_.reserve(count);
+  request_.names()->reserve(count);
 }
 
 LayerSpecs Session::read_layers(py::handle mapping) {
@@ -140,15 +173,16 @@ LayerSpecs Session::read_layers(py::handle mapping) {
   const auto count = static_cast<size_t>(PyDict_Size(mapping.ptr()));
   LayerSpecs layers;
   layers.reserve(count);
-  layer_objects_.reserve(std::max(count, layer_objects_.size()));
-  request_.names()->reserve(std::max(count, layer_objects_.size()));
+  reserve_names(count);
   begin_names();
-  for (const auto& item : py::reinterpret_borrow<py::dict>(mapping)) {
-    const LayerId name = read_name(item.first);
-    const SpecId spec = read_spec(item.second, layer_objects_[name.pos()].id);
+  Py_ssize_t position = 0;
+  PyObject *key, *value;
+  while (PyDict_Next(mapping.ptr(), &position, &key, &value)) {
+    const LayerId name = read_name(key);
+    const SpecId spec = read_spec(value, layer_objects_[name.pos()].id);
     LayerObject& known = layer_objects_[name.pos()];
     if (!known.spec) {
-      known.spec = py::reinterpret_borrow<py::object>(item.second);
+      known.spec = py::reinterpret_borrow<py::object>(value);
       known.id = spec;
     }
     layers.push_back({name, spec});
@@ -161,8 +195,10 @@ LayerSpecs Session::read_owned(py::handle mapping, const std::vector<SpecId>& sp
   LayerSpecs layers;
   layers.reserve(static_cast<size_t>(PyDict_Size(mapping.ptr())));
   begin_names();
-  for (const auto& item : py::reinterpret_borrow<py::dict>(mapping)) {
-    const LayerId name = read_name(item.first);
+  Py_ssize_t position = 0;
+  PyObject *key, *value;
+  while (PyDict_Next(mapping.ptr(), &position, &key, &value)) {
+    const LayerId name = read_name(key);
     if (name.pos() >= spec_of_layer.size() || !spec_of_layer[name.pos()].valid()) {
       throw InconsistentSpec("Some layers are not assigned to any group: layer " +
                              std::string((*request_.names())[name]) + " is in none.");
@@ -173,11 +209,19 @@ LayerSpecs Session::read_owned(py::handle mapping, const std::vector<SpecId>& sp
 }
 
 KVCacheGroups Session::read_groups(py::handle groups) {
-  KVCacheGroups result;
+  std::vector<GroupFields> objects;
+  size_t count = 0;
   for (py::handle object : groups) {
+    objects.push_back(model_.read_group(object));
+    const py::object& names = objects.back().layer_names;
+    require_sequence(names, "layer_names of a KV cache group");
+    if (PyList_CheckExact(names.ptr())) count += static_cast<size_t>(PyList_GET_SIZE(names.ptr()));
+  }
+  reserve_names(count);
+  KVCacheGroups result;
+  result.reserve(objects.size());
+  for (const GroupFields& fields : objects) {
     KVCacheGroup group;
-    const GroupFields fields = model_.read_group(object);
-    require_sequence(fields.layer_names, "layer_names of a KV cache group");
     begin_names();
     for (py::handle name : fields.layer_names) group.layers.push_back(read_name(name));
     // The group object may hand out a new spec each time it is asked.
@@ -262,7 +306,10 @@ py::list Session::names(const std::vector<LayerId>& layers) const {
 py::dict Session::layer_dict(const LayerSpecs& layers, const SpecTable& specs) {
   py::dict dict;
   for (const LayerSpec& l : layers) {
-    dict[layer_objects_[l.layer.pos()].name] = layer_spec_object(l, specs);
+    const py::object spec = layer_spec_object(l, specs);
+    if (PyDict_SetItem(dict.ptr(), layer_objects_[l.layer.pos()].name.ptr(), spec.ptr()) != 0) {
+      throw py::error_already_set();
+    }
   }
   return dict;
 }

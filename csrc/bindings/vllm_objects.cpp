@@ -52,31 +52,34 @@ py::list list_of(std::initializer_list<const char*> names) {
   return list;
 }
 
-/// Equal values of the types that specs hold; anything that is not surely equal is not. Runs no
-/// Python code.
-bool same_value(PyObject* a, PyObject* b) {
-  if (a == b) return true;
-  if (Py_TYPE(a) != Py_TYPE(b)) return false;
-  if (PyLong_CheckExact(a) || PyUnicode_CheckExact(a)) {
-    return PyObject_RichCompareBool(a, b, Py_EQ) == 1;
+/// The values of an object's attributes, asked for in about the order in which they were set.
+class FieldReader {
+ public:
+  /// Of a class that is known to keep them all in the object's dictionary, or of any.
+  FieldReader(py::handle object, bool known) : object_(object) {
+    if (known) dict_ = py::reinterpret_borrow<py::object>(instance_dict(object));
   }
-  if (!PyTuple_CheckExact(a) || PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b)) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a); ++i) {
-    if (!same_value(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i))) return false;
-  }
-  return true;
-}
 
-/// The instance dictionary, borrowed for as long as the object lives.
-PyObject* instance_dict(py::handle object) {
-  PyObject* dict = PyObject_GenericGetDict(object.ptr(), nullptr);
-  if (dict == nullptr) {
-    PyErr_Clear();
-    return nullptr;
+  py::object get(const py::object& name) {
+    PyObject *key = nullptr, *value = nullptr;
+    Py_ssize_t next = position_;
+    if (dict_) {
+      if (PyDict_Next(dict_.ptr(), &next, &key, &value) != 0 && key == name.ptr()) {
+        position_ = next;
+      } else {
+        value = PyDict_GetItemWithError(dict_.ptr(), name.ptr());
+      }
+    }
+    if (value != nullptr) return py::reinterpret_borrow<py::object>(value);
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return attribute(object_, name);
   }
-  Py_DECREF(dict);
-  return dict;
-}
+
+ private:
+  py::handle object_;
+  py::object dict_;
+  Py_ssize_t position_ = 0;
+};
 
 }  // namespace
 
@@ -173,13 +176,14 @@ void VllmObjects::read(py::handle in, std::string_view field, T& out) const {
 KVCacheSpec VllmObjects::read_spec(py::handle spec) const {
   const SpecClass& cls = class_of(spec);
   KVCacheSpec value = default_spec(cls.kind);
+  FieldReader fields(spec, py::type::handle_of(spec).is(cls.type));
   size_t i = 0;
   for_each_field(cls.kind, [&](const auto& field) {
     const py::object& name = cls.names[i++];
-    if (name) read(attribute(spec, name), field.name, value.*field.member);
+    if (name) read(fields.get(name), field.name, value.*field.member);
   });
   for (const auto& [name, fallback] : cls.extra) {
-    const py::object actual = attribute(spec, name);
+    const py::object actual = fields.get(name);
     const int same = PyObject_RichCompareBool(actual.ptr(), fallback.ptr(), Py_EQ);
     if (same < 0) throw py::error_already_set();
     if (same == 0) {
@@ -218,31 +222,10 @@ void VllmObjects::require_no_others(py::handle spec, const SpecClass& cls) {
                        " is not known to kvplan: an object holds more than its fields");
 }
 
-SpecImage VllmObjects::image_of(py::handle spec) const {
-  SpecImage image;
-  PyObject* fields = instance_dict(spec);
-  if (fields == nullptr) return image;
-  Py_ssize_t i = 0;
-  PyObject *name, *value;
-  while (PyDict_Next(fields, &i, &name, &value)) {
-    image.names.push_back(py::reinterpret_borrow<py::object>(name));
-    image.values.push_back(py::reinterpret_borrow<py::object>(value));
-  }
-  return image;
-}
+SpecImage VllmObjects::image_of(py::handle spec) const { return SpecImage(spec); }
 
-bool VllmObjects::surely_same(const SpecImage& image, py::handle spec) const {
-  PyObject* fields = instance_dict(spec);
-  const size_t count = image.names.size();
-  if (fields == nullptr || static_cast<size_t>(PyDict_GET_SIZE(fields)) != count) return false;
-  // Instances of one dataclass have their fields in one order.
-  Py_ssize_t i = 0;
-  PyObject *name, *value;
-  for (size_t f = 0; f < count; ++f) {
-    if (!PyDict_Next(fields, &i, &name, &value)) return false;
-    if (name != image.names[f].ptr() || !same_value(value, image.values[f].ptr())) return false;
-  }
-  return count != 0;
+bool VllmObjects::surely_same(py::handle, const SpecImage& image, py::handle spec) const {
+  return image.surely_same(spec);
 }
 
 bool VllmObjects::is_uniform_type(py::handle spec) const {

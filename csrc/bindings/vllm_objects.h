@@ -27,7 +27,8 @@ class VllmObjects : public ObjectModel {
   pybind11::dict uniform_type_specs(pybind11::handle spec) const override;
   KVCacheSpec read_spec(pybind11::handle spec) const override;
   SpecImage image_of(pybind11::handle spec) const override;
-  bool surely_same(const SpecImage& image, pybind11::handle spec) const override;
+  bool surely_same(pybind11::handle known, const SpecImage& image,
+                   pybind11::handle spec) const override;
   GroupFields read_group(pybind11::handle group) const override;
   pybind11::object make_spec(const KVCacheSpec& spec) const override;
   pybind11::object make_uniform_type(int64_t block_size, pybind11::dict specs) const override;

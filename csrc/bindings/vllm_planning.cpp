@@ -3,6 +3,8 @@
 #include "bindings/bindings.h"
 #include "bindings/field_conversion.h"
 #include "bindings/gc_pause.h"
+#include "bindings/interned_name.h"
+#include "bindings/planning_config.h"
 #include "bindings/session.h"
 #include "bindings/spec_object.h"
 #include "bindings/vllm_objects.h"
@@ -25,7 +27,23 @@ struct VllmPlanner {
 
   VllmPlanner(const py::dict& description)
       : objects(description), groups_annotate(description["groups_annotate"].cast<bool>()) {}
+
+  /// With every rule as this vLLM has it; what was chosen otherwise wins.
+  PlanningConfig read_config(py::handle vllm_config, const py::dict& chosen) const {
+    PlanningConfig config;
+    config.draft_rule = groups_annotate ? DraftRule::kMarker : DraftRule::kIsDraft;
+    config.place_foreign_layers = true;
+    read_vllm_config(vllm_config, chosen, config);
+    return config;
+  }
 };
+
+/// For the object that a new vLLM config is given.
+py::object retention_interval(py::handle vllm_config) {
+  static const InternedName cache_config = "cache_config",
+                            interval = "prefix_cache_retention_interval";
+  return vllm_config.attr(py::handle(cache_config.ptr())).attr(py::handle(interval.ptr()));
+}
 
 py::list notice_list(const Notices& notices) {
   py::list list;
@@ -80,8 +98,9 @@ KVCacheGroups group_globally(const VllmPlanner& self, const PlanningContext& ctx
   return groups;
 }
 
-py::tuple global_groups(const VllmPlanner& self, const PlanningConfig& config,
-                        const py::iterable& kv_cache_specs) {
+py::tuple global_groups(const VllmPlanner& self, py::handle vllm_config, py::handle kv_cache_specs,
+                        const py::dict& chosen) {
+  const PlanningConfig config = self.read_config(vllm_config, chosen);
   Session session(self.objects);
   for (py::handle specs : kv_cache_specs) session.request().add_layers(session.read_layers(specs));
   Notices notices;
@@ -92,8 +111,9 @@ py::tuple global_groups(const VllmPlanner& self, const PlanningConfig& config,
 }
 
 /// `(groups, what the caller's dict is updated with or None, notices)`.
-py::tuple groups_of_layers(const VllmPlanner& self, const PlanningConfig& config,
+py::tuple groups_of_layers(const VllmPlanner& self, py::handle vllm_config,
                            const py::dict& kv_cache_spec) {
+  const PlanningConfig config = self.read_config(vllm_config, py::dict());
   Session session(self.objects);
   LayerSpecs layers = session.read_layers(kv_cache_spec);
   const LayerSpecs before = layers;
@@ -227,7 +247,7 @@ py::list own_blocks(const Plan& plan) {
 
 /// Each worker's config, made of its stage's template.
 py::list worker_configs(const VllmPlanner& self, const Session& session, const Plan& plan,
-                        const py::list& group_objects, const py::object& retention_interval) {
+                        const py::list& group_objects, const py::object& interval) {
   std::vector<std::optional<StageTemplate>> templates(plan.stages.size());
   for (const WorkerPlan& w : plan.workers) {
     auto& stage_template = templates[w.stage];
@@ -237,14 +257,40 @@ py::list worker_configs(const VllmPlanner& self, const Session& session, const P
   const GcPause pause;
   py::list configs(plan.workers.size());
   for (size_t w = 0; w < plan.workers.size(); ++w) {
-    configs[w] = templates[plan.workers[w].stage]->config(plan.num_blocks, retention_interval);
+    configs[w] = templates[plan.workers[w].stage]->config(plan.num_blocks, interval);
   }
   return configs;
 }
 
-py::dict plan_workers(const VllmPlanner& self, const PlanningConfig& config,
-                      py::handle kv_cache_specs, py::handle available_memory,
-                      const py::object& global_groups, const py::object& retention_interval) {
+/// What vLLM would log and write with its configs; None where that is nothing.
+py::object side_effects(PlanRequest& request, const Plan& plan, Notices& notices) {
+  const PlanningConfig& config = plan.config;
+  if (notices.empty() && plan.notices.empty() && !config.auto_fit &&
+      !config.num_gpu_blocks_override) {
+    return py::none();
+  }
+  py::dict effects;
+  effects["notices"] = notice_list(notices);
+  effects["remarks"] = notice_list(plan.notices);
+  effects["auto_fit"] = config.auto_fit;
+  if (config.auto_fit) {
+    const PlanningContext planned{*plan.names, request.specs(), notices};
+    effects["requested_max_model_len"] = plan.requested_max_model_len;
+    effects["max_model_len"] = config.max_model_len;
+    effects["attention_free"] = std::all_of(plan.stages.begin(), plan.stages.end(),
+                                            [](const StagePlan& s) { return s.groups.empty(); });
+    effects["limiting_memory"] = limiting_memory(planned, plan);
+  }
+  effects["num_gpu_blocks_override"] =
+      write_field(config.num_gpu_blocks_override, "num_gpu_blocks_override");
+  effects["own_blocks"] = config.num_gpu_blocks_override ? own_blocks(plan) : py::list();
+  return effects;
+}
+
+py::tuple plan_workers(const VllmPlanner& self, py::handle vllm_config, py::handle kv_cache_specs,
+                       py::handle available_memory, const py::object& global_groups,
+                       const py::dict& chosen) {
+  const PlanningConfig config = self.read_config(vllm_config, chosen);
   Session session(self.objects);
   PlanRequest& request = session.request();
   Notices notices;
@@ -262,27 +308,15 @@ py::dict plan_workers(const VllmPlanner& self, const PlanningConfig& config,
     session.read_workers(kv_cache_specs, available_memory, &*request.groups());
   }
   const Plan plan = kvplan::plan(request, config);
-
-  const py::list configs = worker_configs(self, session, plan, group_objects, retention_interval);
-  const bool attention_free = std::all_of(plan.stages.begin(), plan.stages.end(),
-                                          [](const StagePlan& s) { return s.groups.empty(); });
-  py::dict result;
-  result["kv_cache_configs"] = configs;
-  result["max_model_len"] = plan.config.max_model_len;
-  result["attention_free"] = attention_free;
-  result["notices"] = notice_list(notices);
-  result["remarks"] = notice_list(plan.notices);
-  if (config.auto_fit) {
-    const PlanningContext planned{*plan.names, request.specs(), notices};
-    result["limiting_memory"] = limiting_memory(planned, plan);
-  }
-  if (config.num_gpu_blocks_override) result["own_blocks"] = own_blocks(plan);
-  return result;
+  py::list configs =
+      worker_configs(self, session, plan, group_objects, retention_interval(vllm_config));
+  return py::make_tuple(std::move(configs), side_effects(request, plan, notices));
 }
 
 /// What one block takes from the pool, as vLLM's probe finds it: by placing one.
-int64_t bytes_per_block(const VllmPlanner& self, const PlanningConfig& config,
+int64_t bytes_per_block(const VllmPlanner& self, py::handle vllm_config,
                         const py::list& group_objects) {
+  const PlanningConfig config = self.read_config(vllm_config, py::dict());
   Session session(self.objects);
   const KVCacheGroups groups = session.read_groups(group_objects);
   const PlanningContext ctx = session.context();
@@ -295,9 +329,9 @@ int64_t bytes_per_block(const VllmPlanner& self, const PlanningConfig& config,
   return bytes;
 }
 
-py::object place(const VllmPlanner& self, const PlanningConfig& config,
-                 const py::list& group_objects, int64_t num_blocks,
-                 const py::object& retention_interval) {
+py::object place(const VllmPlanner& self, py::handle vllm_config, const py::list& group_objects,
+                 int64_t num_blocks) {
+  const PlanningConfig config = self.read_config(vllm_config, py::dict());
   Session session(self.objects);
   const KVCacheGroups groups = session.read_groups(group_objects);
   const PlanningContext ctx = session.context();
@@ -308,7 +342,7 @@ py::object place(const VllmPlanner& self, const PlanningConfig& config,
   return self.objects.make_config(
       num_blocks,
       session.tensor_list(place_kv_cache_groups(ctx, config, groups, bytes, num_blocks)),
-      group_objects, retention_interval, 1);
+      group_objects, retention_interval(vllm_config), 1);
 }
 
 /// Asks the plugin classes for every page that grouping comes upon, so that they are recorded.
@@ -375,16 +409,18 @@ std::string base_of(const std::string& class_name) {
 void bind_vllm_planning(py::module_& m) {
   py::class_<VllmPlanner>(m, "VllmPlanner", "The planner on the objects of one vLLM.")
       .def(py::init<const py::dict&>(), py::arg("description"))
-      .def("global_groups", &global_groups, py::arg("config"), py::arg("kv_cache_specs"),
-           "(groups of the whole model, notices).")
-      .def("groups", &groups_of_layers, py::arg("config"), py::arg("kv_cache_spec"),
+      .def("read_config", &VllmPlanner::read_config, py::arg("vllm_config"), py::arg("chosen"),
+           "The planner's configuration, with every rule as this vLLM has it.")
+      .def("global_groups", &global_groups, py::arg("vllm_config"), py::arg("kv_cache_specs"),
+           py::arg("chosen"), "(groups of the whole model, notices).")
+      .def("groups", &groups_of_layers, py::arg("vllm_config"), py::arg("kv_cache_spec"),
            "(groups, changes to kv_cache_spec or None, notices).")
-      .def("plan", &plan_workers, py::arg("config"), py::arg("kv_cache_specs"),
-           py::arg("available_memory"), py::arg("global_groups"), py::arg("retention_interval"),
-           "A dict of the workers' configs and of what vLLM would log and write.")
-      .def("bytes_per_block", &bytes_per_block, py::arg("config"), py::arg("kv_cache_groups"))
-      .def("place", &place, py::arg("config"), py::arg("kv_cache_groups"), py::arg("num_blocks"),
-           py::arg("retention_interval"))
+      .def("plan", &plan_workers, py::arg("vllm_config"), py::arg("kv_cache_specs"),
+           py::arg("available_memory"), py::arg("global_groups"), py::arg("chosen"),
+           "(the workers' configs, a dict of what vLLM would log and write or None).")
+      .def("bytes_per_block", &bytes_per_block, py::arg("vllm_config"), py::arg("kv_cache_groups"))
+      .def("place", &place, py::arg("vllm_config"), py::arg("kv_cache_groups"),
+           py::arg("num_blocks"))
       .def(
           "to_native",
           [](const VllmPlanner& self, py::handle spec) {

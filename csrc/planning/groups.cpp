@@ -55,6 +55,12 @@ LayerId NameTable::intern(std::string_view name) {
   const size_t hash = hash_name(name);
   const size_t known = index_.find(hash, [&](size_t i) { return names_[i] == name; });
   if (known != index_.kNone) return LayerId(known);
+  return add(name, hash);
+}
+
+LayerId NameTable::add_new(std::string_view name) { return add(name, hash_name(name)); }
+
+LayerId NameTable::add(std::string_view name, size_t hash) {
   if (name.empty()) throw InvalidArgument("a layer name is empty");
   const LayerId id(names_.size());
   names_.push_back(store(name));

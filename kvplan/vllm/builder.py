@@ -12,7 +12,7 @@ from typing import Any
 from vllm.platforms.interface import Platform
 from vllm.v1.core.kv_cache_planning import DefaultKVCacheConfigBuilder
 
-from kvplan.vllm import conversion, flow, installation, report
+from kvplan.vllm import flow, installation, report
 from kvplan.vllm.dispatch import Answer, call
 from kvplan.vllm.installation import Installation
 from kvplan.vllm.step_aside import StepAside
@@ -31,14 +31,11 @@ class KvplanKVCacheConfigBuilder(DefaultKVCacheConfigBuilder):
     def get_kv_cache_groups(self, vllm_config: Any, kv_cache_spec: Any) -> Any:
         """Mirrors vLLM's, its changes to ``kv_cache_spec`` included."""
         installed = installation.active()
-        stock = functools.partial(super().get_kv_cache_groups, vllm_config, kv_cache_spec)
+        stock = super().get_kv_cache_groups
         if installed is None:
-            return stock()
+            return stock(vllm_config, kv_cache_spec)
         return call(
-            installed,
-            "get_kv_cache_groups",
-            lambda: _prepare_groups(installed, vllm_config, kv_cache_spec),
-            stock,
+            installed, "get_kv_cache_groups", _prepare_groups, stock, (vllm_config, kv_cache_spec)
         )
 
     def get_kv_cache_config_from_groups(
@@ -46,16 +43,15 @@ class KvplanKVCacheConfigBuilder(DefaultKVCacheConfigBuilder):
     ) -> Any:
         """Mirrors vLLM's."""
         installed = installation.active()
-        stock = functools.partial(
-            super().get_kv_cache_config_from_groups, vllm_config, kv_cache_groups, num_blocks
-        )
+        stock = super().get_kv_cache_config_from_groups
         if installed is None or len(kv_cache_groups) == 0:
-            return stock()
+            return stock(vllm_config, kv_cache_groups, num_blocks)
         return call(
             installed,
             "get_kv_cache_config_from_groups",
-            lambda: _prepare_config(installed, vllm_config, kv_cache_groups, num_blocks),
+            _prepare_config,
             stock,
+            (vllm_config, kv_cache_groups, num_blocks),
         )
 
     def _get_pool_bytes_per_block(self, vllm_config: Any, kv_cache_groups: Any) -> int | None:
@@ -64,8 +60,7 @@ class KvplanKVCacheConfigBuilder(DefaultKVCacheConfigBuilder):
             return None
         installed.subclasses.met.clear()
         try:
-            config = conversion.read_config(vllm_config, before_033=False)
-            size = installed.planner.bytes_per_block(config, kv_cache_groups)
+            size = installed.planner.bytes_per_block(vllm_config, kv_cache_groups)
             # Nothing compares this number; vLLM's probe is exact for a plugin's class, too.
             return None if installed.subclasses.met else size
         except Exception:
@@ -77,8 +72,7 @@ def _prepare_groups(installed: Installation, vllm_config: Any, kv_cache_spec: An
     if vllm_config.model_config.supports_kv_cache_grouping:
         raise StepAside("the model declares its own KV cache groups", by_design=True)
     flow._require_known_registry(installed)
-    config = conversion.read_config(vllm_config, before_033=False)
-    groups, changes, notices = installed.planner.groups(config, kv_cache_spec)
+    groups, changes, notices = installed.planner.groups(vllm_config, kv_cache_spec)
 
     def commit() -> None:
         if changes is not None:
@@ -91,18 +85,7 @@ def _prepare_groups(installed: Installation, vllm_config: Any, kv_cache_spec: An
 def _prepare_config(
     installed: Installation, vllm_config: Any, kv_cache_groups: Any, num_blocks: int
 ) -> Answer:
-    config = conversion.read_config(vllm_config, before_033=False)
-    result = installed.planner.place(
-        config,
-        kv_cache_groups,
-        num_blocks,
-        vllm_config.cache_config.prefix_cache_retention_interval,
-    )
-    return Answer(result, _nothing)
-
-
-def _nothing() -> None:
-    pass
+    return Answer(installed.planner.place(vllm_config, kv_cache_groups, num_blocks))
 
 
 def install(installed: Installation) -> bool:
@@ -123,6 +106,10 @@ def install(installed: Installation) -> bool:
 
     setattr(Platform, _HOOK, hook)
     installed.undo.append(functools.partial(_restore, hook, original))
+    installed.builders = (
+        KvplanKVCacheConfigBuilder,
+        installed.planning.DefaultKVCacheConfigBuilder,
+    )
     _name_overriding_platform()
     return True
 

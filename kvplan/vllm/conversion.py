@@ -13,8 +13,6 @@ from types import ModuleType
 from typing import Any
 
 from kvplan import _core
-from kvplan._core import PlanningConfig
-from kvplan.config import as_planning_config
 
 # HiSparse is planned by vLLM, and a custom spec has no class of vLLM's.
 _LEFT_OUT = {"HiSparseHotSpec", "HiSparseResidentSpec", "CustomSpec"}
@@ -148,17 +146,3 @@ def describe(
         "groups_annotate": before_033,
         "class_above": class_above,
     }
-
-
-def read_config(vllm_config: Any, *, before_033: bool, **overrides: Any) -> PlanningConfig:
-    """The planner's configuration, with every rule as this vLLM has it.
-
-    Raises:
-        ValueError: a value that kvplan does not know, or HiSparse.
-    """
-    return as_planning_config(
-        vllm_config,
-        draft_rule="marker" if before_033 else "is_draft",
-        place_foreign_layers=True,
-        **overrides,
-    )

@@ -12,24 +12,25 @@ from kvplan.vllm.step_aside import StepAside
 
 
 class Answer(NamedTuple):
-    """A result, and what vLLM would log and write with it."""
+    """A result, and what vLLM would log and write with it, if anything."""
 
     value: Any
-    commit: Callable[[], None]
+    commit: Callable[[], None] | None = None
     verifiable: bool = True  # False where another plan than vLLM's was asked for
 
 
 def call(
     installed: Installation,
     function: str,
-    prepare: Callable[[], Answer],
-    stock: Callable[[], Any],
+    prepare: Callable[..., Answer],
+    stock: Callable[..., Any],
+    arguments: tuple[Any, ...],
     describe: Callable[[], str] | None = None,
 ) -> Any:
     """Answer with kvplan if it can, otherwise with whatever ``stock`` returns or raises.
 
-    ``prepare`` changes nothing and logs nothing; ``commit`` of its answer does. ``describe`` gives
-    the input of a call whose verification failed.
+    ``prepare``, which takes the installation first, changes nothing and logs nothing; ``commit`` of
+    its answer does. ``describe`` gives the input of a call whose verification failed.
     """
     met = installed.subclasses.met
     if met:
@@ -38,29 +39,36 @@ def call(
         reason = installed.guard.reason()
         if reason is not None:
             raise StepAside(reason)
-        answer = prepare()
+        answer = prepare(installed, *arguments)
     except StepAside as aside:
-        return _stock(function, stock, str(aside), aside.by_design)
+        return _stock(function, stock, arguments, str(aside), aside.by_design)
     except Exception as error:
-        return _stock(function, stock, f"{type(error).__name__}: {error}", False)
+        return _stock(function, stock, arguments, f"{type(error).__name__}: {error}", False)
     if met and not answer.verifiable:
         names = ", ".join(sorted(cls.__qualname__ for cls in met))
         reason = f"with the KV cache spec class {names}, no other grouping than vLLM's is planned"
-        return _stock(function, stock, reason, False)
+        return _stock(function, stock, arguments, reason, False)
     if answer.verifiable and (
         installed.verify or (met and installed.subclasses.on_trial(function))
     ):
-        return _verified(installed, function, answer, stock, describe)
-    answer.commit()
+        return _verified(installed, function, answer, stock, arguments, describe)
+    if answer.commit is not None:
+        answer.commit()
     report.native(function)
     return answer.value
 
 
-def _stock(function: str, stock: Callable[[], Any], reason: str, by_design: bool) -> Any:
+def _stock(
+    function: str,
+    stock: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    reason: str,
+    by_design: bool,
+) -> Any:
     """The outcome of vLLM. Where it fails as well, its error is all that anyone needs."""
     try:
         with installation.stock_mode():
-            result = stock()
+            result = stock(*arguments)
     except Exception:
         report.error(function)
         raise
@@ -72,12 +80,13 @@ def _verified(
     installed: Installation,
     function: str,
     answer: Answer,
-    stock: Callable[[], Any],
+    stock: Callable[..., Any],
+    arguments: tuple[Any, ...],
     describe: Callable[[], str] | None,
 ) -> Any:
     try:
         with installation.stock_mode():
-            expected = stock()
+            expected = stock(*arguments)
     except Exception as error:
         report.verified(equal=False)
         raised = f"vLLM raises {type(error).__name__}: {error}"

@@ -8,14 +8,19 @@ vllm/v1/core/kv_cache_utils.py (0.32), which groups the layers itself.
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from kvplan.vllm import conversion, grouping, installation, record, report
+from kvplan.vllm import grouping, installation, record, report
 from kvplan.vllm.dispatch import Answer, call
 from kvplan.vllm.installation import Installation
 from kvplan.vllm.step_aside import StepAside
+
+_BUILDERS = "vllm.v1.core.kv_cache_config_builder"
+_REGISTRY = "vllm.v1.kv_cache_spec_registry"
 
 # What was there before kvplan: for calls once kvplan is out again, and for functions of other
 # plugins that call what they have wrapped.
@@ -59,8 +64,9 @@ def get_global_kv_cache_groups(vllm_config: Any, kv_cache_specs: Any) -> Any:
     return call(
         installed,
         "get_global_kv_cache_groups",
-        lambda: _prepare_groups(installed, vllm_config, kv_cache_specs),
-        lambda: installed.originals["get_global_kv_cache_groups"](vllm_config, kv_cache_specs),
+        _prepare_groups,
+        installed.originals["get_global_kv_cache_groups"],
+        (vllm_config, kv_cache_specs),
     )
 
 
@@ -87,48 +93,53 @@ def _configs(vllm_config: Any, kv_cache_specs: Any, available_memory: Any, *grou
     if installed is None:
         before = _before["get_kv_cache_configs"]
         return before(vllm_config, kv_cache_specs, available_memory, *groups)
-    record.record(installed, vllm_config, kv_cache_specs, available_memory)
-    requested = getattr(getattr(vllm_config, "model_config", None), "max_model_len", None)
-
-    def describe() -> str:
-        # By then, vLLM has written the fitted length.
-        return record.request_text(
-            installed, vllm_config, kv_cache_specs, available_memory, max_model_len=requested
-        )
-
+    if installed.record:
+        record.record(installed, vllm_config, kv_cache_specs, available_memory)
     return call(
         installed,
         "get_kv_cache_configs",
-        lambda: _prepare_configs(installed, vllm_config, kv_cache_specs, available_memory, *groups),
-        lambda: installed.originals["get_kv_cache_configs"](
-            vllm_config, kv_cache_specs, available_memory, *groups
-        ),
-        describe,
+        _prepare_configs,
+        installed.originals["get_kv_cache_configs"],
+        (vllm_config, kv_cache_specs, available_memory, *groups),
+        _description(installed, vllm_config, kv_cache_specs, available_memory)
+        if installed.verify
+        else None,
     )
+
+
+def _description(
+    installed: Installation, vllm_config: Any, kv_cache_specs: Any, available_memory: Any
+) -> Callable[[], str]:
+    """The request, for later: by then, vLLM has written the fitted length."""
+    requested = getattr(getattr(vllm_config, "model_config", None), "max_model_len", None)
+    return functools.partial(
+        record.request_text,
+        installed,
+        vllm_config,
+        kv_cache_specs,
+        available_memory,
+        max_model_len=requested,
+    )
+
+
+def _module(name: str) -> Any:
+    """As vLLM imports it, in each call."""
+    return sys.modules.get(name) or importlib.import_module(name)
 
 
 def _require_default_builder(installed: Installation, vllm_config: Any) -> None:
     """A platform or a test that selects a builder of its own keeps it."""
     if installed.before_033:
         return
-    # As vLLM imports it, in each call.
-    from vllm.v1.core.kv_cache_config_builder import get_kv_cache_config_builder
-
-    from kvplan.vllm.builder import KvplanKVCacheConfigBuilder
-
-    cls = type(get_kv_cache_config_builder(vllm_config))
-    if cls is not KvplanKVCacheConfigBuilder and (
-        cls is not installed.planning.DefaultKVCacheConfigBuilder
-    ):
+    cls = type(_module(_BUILDERS).get_kv_cache_config_builder(vllm_config))
+    if cls not in installed.builders:
         raise StepAside(
             f"the platform selects the builder {cls.__module__}.{cls.__qualname__}", by_design=True
         )
 
 
 def _require_known_registry(installed: Installation) -> None:
-    from vllm.v1 import kv_cache_spec_registry as registry
-
-    reason = installed.guard.registry_reason(registry)
+    reason = installed.guard.registry_reason(_module(_REGISTRY))
     if reason is not None:
         raise StepAside(reason)
 
@@ -139,9 +150,10 @@ def _prepare_groups(installed: Installation, vllm_config: Any, kv_cache_specs: A
         raise StepAside("the model declares its own KV cache groups", by_design=True)
     _require_known_registry(installed)
     chosen = grouping.keywords(installed, vllm_config, kv_cache_specs)
-    config = conversion.read_config(vllm_config, before_033=False, **chosen)
-    groups, notices = installed.planner.global_groups(config, kv_cache_specs)
-    return Answer(groups, lambda: log(installed, notices), verifiable=not chosen)
+    groups, notices = installed.planner.global_groups(vllm_config, kv_cache_specs, chosen)
+    return Answer(
+        groups, functools.partial(log, installed, notices) if notices else None, not chosen
+    )
 
 
 def _prepare_configs(
@@ -175,28 +187,29 @@ def _planned(
     available_memory: Any,
     global_kv_cache_groups: Any,
 ) -> Answer:
-    config = conversion.read_config(vllm_config, before_033=installed.before_033, **chosen)
-    plan = installed.planner.plan(
-        config,
-        kv_cache_specs,
-        available_memory,
-        global_kv_cache_groups,
-        vllm_config.cache_config.prefix_cache_retention_interval,
+    configs, effects = installed.planner.plan(
+        vllm_config, kv_cache_specs, available_memory, global_kv_cache_groups, chosen
     )
-    configs = plan["kv_cache_configs"]
     if grouping.is_sliced(chosen):
         configs = grouping.cut(configs, chosen)
+    commit = effects and functools.partial(_commit, installed, vllm_config, effects)
+    return Answer(configs, commit, not chosen)
 
-    def commit() -> None:
-        log(installed, plan["notices"])
-        _log_override(installed, config, plan)
-        if config.auto_fit:
-            _commit_fitted_length(installed, vllm_config, config, plan)
-        for level, message in plan["remarks"]:
-            if level == "warning":
-                report.once(logging.WARNING, message)
 
-    return Answer(configs, commit, verifiable=not chosen)
+def _commit(installed: Installation, vllm_config: Any, effects: dict[str, Any]) -> None:
+    """Log and write what vLLM would."""
+    log(installed, effects["notices"])
+    for own in effects["own_blocks"]:
+        installed.planning.logger.info(
+            "Overriding num_gpu_blocks=%d with num_gpu_blocks_override=%d",
+            own,
+            effects["num_gpu_blocks_override"],
+        )
+    if effects["auto_fit"]:
+        _commit_fitted_length(installed, vllm_config, effects)
+    for level, message in effects["remarks"]:
+        if level == "warning":
+            report.once(logging.WARNING, message)
 
 
 def log(installed: Installation, notices: list[tuple[str, str]]) -> None:
@@ -205,28 +218,19 @@ def log(installed: Installation, notices: list[tuple[str, str]]) -> None:
         getattr(installed.planning.logger, level)("%s", message)
 
 
-def _log_override(installed: Installation, config: Any, plan: dict[str, Any]) -> None:
-    for own in plan.get("own_blocks", ()):
-        installed.planning.logger.info(
-            "Overriding num_gpu_blocks=%d with num_gpu_blocks_override=%d",
-            own,
-            config.num_gpu_blocks_override,
-        )
-
-
 def _commit_fitted_length(
-    installed: Installation, vllm_config: Any, config: Any, plan: dict[str, Any]
+    installed: Installation, vllm_config: Any, effects: dict[str, Any]
 ) -> None:
     """Write the length, and the line that users look for after ``--max-model-len auto``."""
     planning = installed.planning
-    requested, fitted = config.max_model_len, plan["max_model_len"]
-    if plan["attention_free"]:
+    requested, fitted = effects["requested_max_model_len"], effects["max_model_len"]
+    if effects["attention_free"]:
         planning.logger.info_once(
             "Auto-fit max_model_len: attention-free model, using derived max_model_len=%d",
             requested,
         )
         return
-    memory = f"{planning.format_gib(plan['limiting_memory'])} GiB"
+    memory = f"{planning.format_gib(effects['limiting_memory'])} GiB"
     memory = f"{memory} {planning._kv_cache_device_name(vllm_config)}"
     if fitted >= requested:
         planning.logger.info_once(

@@ -68,8 +68,10 @@ class Guard:
 
     def registry_reason(self, registry: ModuleType) -> str | None:
         """Why the registered spec classes do not group as kvplan groups them, if so."""
-        registry.KVCacheSpecRegistry._ensure_registered()
         table = registry._REGISTRY_KVCACHESPEC_LIST
+        if not table:
+            registry.KVCacheSpecRegistry._ensure_registered()
+            table = registry._REGISTRY_KVCACHESPEC_LIST
         if len(table) != self._registered:
             self._registered = len(table)
             self._registry_reason = self._compare_registry(table)

@@ -37,6 +37,8 @@ class Installation:
     subclasses: Subclasses
     verify: bool
     originals: dict[str, Callable[..., Any]]
+    record: str = ""
+    builders: tuple[type, ...] = ()
     replacements: dict[str, Callable[..., Any]] = field(default_factory=dict)
     grouping: dict[str, Any] = field(default_factory=dict)
     undo: list[Callable[[], None]] = field(default_factory=list)
@@ -167,6 +169,7 @@ def install() -> bool:
         subclasses,
         verify,
         originals,
+        record=os.environ.get("KVPLAN_RECORD", ""),
         grouping=_read_grouping(version),
     )
     if before_033 and not _flag("KVPLAN_VLLM_FLOW", default=True):

@@ -9,7 +9,7 @@ from typing import Any
 
 import kvplan
 from kvplan import _core
-from kvplan.vllm import conversion, grouping, report
+from kvplan.vllm import grouping, report
 from kvplan.vllm.installation import Installation
 
 
@@ -26,9 +26,7 @@ def request_text(
         TypeError, ValueError: a spec or a config value that kvplan does not know.
     """
     chosen = grouping.keywords(installed, vllm_config, kv_cache_specs)
-    config = conversion.read_config(
-        vllm_config, before_033=installed.before_033, **chosen, **overrides
-    )
+    config = installed.planner.read_config(vllm_config, chosen | overrides)
     native_layers = installed.planner.to_native_layers(config, kv_cache_specs)
     specs: list[dict[str, Any]] = []
     index_of: dict[Any, int] = {}
@@ -72,14 +70,11 @@ def record(
     kv_cache_specs: list[dict[str, Any]],
     available_memory: list[int],
 ) -> None:
-    """Write the request to ``KVPLAN_RECORD`` if that is set, ``%p`` in it being the process id.
+    """Write the request to ``KVPLAN_RECORD``, ``%p`` in it being the process id.
 
     Never fails: what goes wrong is a warning.
     """
-    path = os.environ.get("KVPLAN_RECORD")
-    if not path:
-        return
-    path = path.replace("%p", str(os.getpid()))
+    path = installed.record.replace("%p", str(os.getpid()))
     part = f"{path}.{os.getpid()}.part"
     try:
         text = request_text(installed, vllm_config, kv_cache_specs, available_memory)

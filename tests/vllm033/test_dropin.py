@@ -281,6 +281,65 @@ def test_specs_from_other_processes_plan_alike():
     assert answered > 20
 
 
+def own_keys(spec):
+    """The same spec, its fields in a dictionary that shares nothing with others of its class."""
+    vars(spec)["later"] = None
+    del vars(spec)["later"]
+    fields = dict(reversed(list(vars(spec).items())))
+    vars(spec).clear()
+    vars(spec).update(fields)
+    return spec
+
+
+def test_specs_plan_alike_however_python_keeps_their_fields():
+    """Shared between the objects of a class or not, and in any order, all of it in one dict."""
+    answered = 0
+    for seed in range(60):
+        request = random_request(seed)
+        try:
+            config, specs, memory = oracle.inputs(request)
+            own = [{n: dataclasses.replace(s) for n, s in worker.items()} for worker in specs]
+            for worker in own:
+                for i, spec in enumerate(worker.values()):
+                    if i % 3 != seed % 3:
+                        own_keys(spec)
+            with installation.stock_mode():
+                expected = planning.get_global_kv_cache_groups(config, own)
+                planning.get_kv_cache_configs(config, own, memory, expected)
+        except Exception:
+            continue  # vLLM refuses the model, or it does not fit
+        config, _, memory = oracle.inputs(request)
+        groups = planning.get_global_kv_cache_groups(config, own)
+        assert verify.difference(groups, expected) is None
+        answered += plans_alike(config, own, memory, groups)
+    assert answered > 20
+
+
+def test_equal_layers_but_one():
+    """The one layer with another value in one field is never taken for the others."""
+    layers = REAL_MODELS[sorted(REAL_MODELS)[0]](tp=4, block_size=16)
+    request = to_request({"max_model_len": 4096}, [layers], [60 << 30])
+    config, specs, _ = oracle.inputs(request)
+    names = list(specs[0])
+    fields = [f.name for f in dataclasses.fields(specs[0][names[0]])]
+    differing = 0
+    for name in fields:
+        own = {n: dataclasses.replace(s) for n, s in specs[0].items()}
+        value = getattr(own[names[1]], name)
+        if type(value) is not int:
+            continue
+        object.__setattr__(own[names[1]], name, value * 2)
+        with installation.stock_mode():
+            try:
+                expected = planning.get_global_kv_cache_groups(config, [own])
+            except Exception:
+                continue
+        groups = planning.get_global_kv_cache_groups(config, [own])
+        assert verify.difference(groups, expected) is None, name
+        differing += len(groups) > 1 or "UniformType" in type(groups[0].kv_cache_spec).__name__
+    assert differing > 1
+
+
 def test_given_groups_only_the_names_of_a_workers_layers_count():
     """Once the groups are there, vLLM looks at no spec of a worker."""
     layers = REAL_MODELS[sorted(REAL_MODELS)[0]](tp=4, block_size=16)

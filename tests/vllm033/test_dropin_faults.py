@@ -83,13 +83,14 @@ def test_a_wrong_result_is_found_by_verification(monkeypatch, warnings, tmp_path
     planner = installation.current.planner
 
     def wrong(*args):
-        plan = planner.plan(*args)
-        plan["kv_cache_configs"][0].kv_cache_tensors[1].offset += 16
-        return plan
+        configs, effects = planner.plan(*args)
+        configs[0].kv_cache_tensors[1].offset += 16
+        return configs, effects
 
     installation.current.planner = SimpleNamespace(
         global_groups=planner.global_groups,
         plan=wrong,
+        read_config=planner.read_config,
         to_native_layers=planner.to_native_layers,
     )
     assert dropin.difference(REQUEST) is None

@@ -22,6 +22,8 @@ class KVPLAN_API NameTable {
   NameTable& operator=(const NameTable&) = delete;
 
   LayerId intern(std::string_view name);
+  /// The same for a name that is surely not in the table yet.
+  LayerId add_new(std::string_view name);
   /// Invalid if the name is not known.
   LayerId find(std::string_view name) const;
   /// Valid as long as the table, and followed by a NUL character.
@@ -31,6 +33,7 @@ class KVPLAN_API NameTable {
   void reserve(size_t count);
 
  private:
+  LayerId add(std::string_view name, size_t hash);
   std::string_view store(std::string_view name);
 
   std::vector<std::string_view> names_;

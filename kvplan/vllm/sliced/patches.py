@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm.v1.core import kv_cache_coordinator
 
-from kvplan.vllm import conversion, installation
+from kvplan.vllm import installation
 from kvplan.vllm.installation import Installation
 from kvplan.vllm.sliced.config import SlicedKVCacheConfig, max_concurrency
 from kvplan.vllm.sliced.coordinator import SlicedCoordinator, SlicedCoordinatorNoPrefixCache
@@ -38,7 +38,7 @@ def _capacity(installed: Installation, original: Any) -> Any:
     def get_max_concurrency(vllm_config: Any, kv_cache_config: Any) -> float:
         if not isinstance(kv_cache_config, SlicedKVCacheConfig):
             return original(vllm_config, kv_cache_config)
-        config = conversion.read_config(vllm_config, before_033=installed.before_033)
+        config = installed.planner.read_config(vllm_config, {})
         return max_concurrency(installed.planner, config, kv_cache_config)
 
     return get_max_concurrency
