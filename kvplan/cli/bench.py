@@ -10,7 +10,7 @@ import click
 
 from kvplan.cli import value_lists
 from kvplan.cli.failures import FITS, BadInput
-from kvplan.cli.param_types import Parsed
+from kvplan.cli.param_types import NumberIn, Parsed
 from kvplan.cli.suggestions import did_you_mean
 
 EPILOG = """\b
@@ -51,7 +51,7 @@ WORKERS = "1,8,64,1024"
 )
 @click.option(
     "--budget",
-    type=click.FloatRange(min=0.01),
+    type=NumberIn(min=0.01),
     help="Seconds for each row.  [default: 1; 5 with --full, 0.1 with --quick]",
 )
 @click.option("--quick", is_flag=True, help="Two scenarios, 1 and 8 workers, few samples.")

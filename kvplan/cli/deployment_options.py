@@ -23,6 +23,7 @@ from kvplan.cli.param_types import (
     TOKENS,
     ModelName,
     Name,
+    NumberIn,
     Parsed,
     parse_weights,
 )
@@ -219,7 +220,7 @@ ESTIMATE_OPTIONS = (
     ),
     click.option(
         "--gpu-memory-utilization",
-        type=click.FloatRange(0, 1, min_open=True),
+        type=NumberIn(0, 1, min_open=True),
         default=0.9,
         show_default=True,
         help="Part of --gpu that the engine may use.",

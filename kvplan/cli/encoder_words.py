@@ -22,3 +22,15 @@ def encoder_lines(plan: kvplan.Plan) -> list[str]:
             "the formula"
         ]
     return [f"{text}: {tokens:,} at most for this model, as the steady figures count them"]
+
+
+def encoder_note(config: kvplan.PlanningConfig) -> str:
+    """The same in one line, for answers by vLLM's formula alone; empty if nothing is known."""
+    tokens = config.encoder_tokens_per_request
+    if tokens is None or tokens >= config.max_num_encoder_input_tokens:
+        return ""
+    return (
+        f"By vLLM's formula, which charges each request {config.max_num_encoder_input_tokens:,} "
+        f"encoder tokens; a running server holds {tokens:,} at most, so more fits at once "
+        "('kvplan plan' has the steady figures)."
+    )

@@ -9,9 +9,11 @@ import click
 
 from kvplan.cli import fit_search
 from kvplan.cli.deployment_options import deployment_options, read_question
+from kvplan.cli.encoder_words import encoder_note
 from kvplan.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_stderr
 from kvplan.cli.heeded import option_given
 from kvplan.cli.knobs import PLENTY
+from kvplan.cli.param_types import IntegerIn
 from kvplan.cli.question import ModelQuestion, Question
 from kvplan.cli.sizes import format_enough
 
@@ -41,7 +43,7 @@ TARGETS = ("context", "memory", "gpus", "batch")
 )
 @click.option(
     "--concurrency",
-    type=click.IntRange(min=1, max=10**9),
+    type=IntegerIn(min=1, max=10**9),
     default=1,
     show_default=True,
     help="Requests of the full length that are to run at once, each with all tokens in flight.",
@@ -79,9 +81,15 @@ def command(find: str, concurrency: int, as_json: bool, **values: Any) -> int:
         click.echo(json.dumps(answer, indent=2))
     elif found:
         click.echo(_words(answer))
+    # The largest batch has a formula of its own.
+    note = encoder_note(given.config) if find != "batch" else ""
+    if found and note and not as_json:
+        say_on_stderr(note)
     if not found:
         more = "give more --memory" if values["gpu"] is None else "take a larger --gpu"
         say_on_stderr(f"kvplan: {_nothing(answer, more)}")
+        if note:
+            say_on_stderr(note)
     return FITS if found else DOES_NOT_FIT
 
 
@@ -167,7 +175,7 @@ def _nothing(answer: dict[str, Any], more: str) -> str:
         case "gpus":
             return (
                 f"{answer['model']}: no --tp of {', '.join(map(str, answer['tried']))} (the "
-                f"powers of two that the model's heads and --dcp allow) holds {wanted}; {more} or "
+                f"powers of two that the model and --dcp allow) holds {wanted}; {more} or "
                 "a shorter --max-model-len"
             )
         case "batch":

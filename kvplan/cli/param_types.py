@@ -30,6 +30,18 @@ class Parsed(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
+class IntegerIn(click.IntRange):
+    """As click's, which calls a value that is no number "not a valid integer range"."""
+
+    name = "integer"
+
+
+class NumberIn(click.FloatRange):
+    """As click's, which calls a value that is no number "not a valid float range"."""
+
+    name = "number"
+
+
 class Name(click.ParamType):
     """One of several names in any case, with the nearest one in the error."""
 

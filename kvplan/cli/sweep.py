@@ -12,7 +12,7 @@ import click
 from kvplan.cli import value_lists
 from kvplan.cli.deployment_options import GROUPINGS, preset_options
 from kvplan.cli.failures import FITS, INTERRUPTED, BadInput
-from kvplan.cli.param_types import Name, Parsed
+from kvplan.cli.param_types import IntegerIn, Name, Parsed
 from kvplan.cli.pictures import HELP, check_picture, write_picture
 from kvplan.cli.preset import print_preset_if_asked
 from kvplan.cli.shadowed import warn_if_shadowed
@@ -56,7 +56,7 @@ def _plotted() -> Sequence[str]:
 @click.option("--block-size", type=COUNTS, help="Tokens of a block.")
 @click.option("--max-num-batched-tokens", type=COUNTS, default="8192", help="Tokens of one step.")
 @click.option("--grouping", type=NAMES, default="vllm", help=f"Of {', '.join(GROUPINGS)}.")
-@click.option("--max-groups", type=click.IntRange(min=1), help="For compact grouping.")
+@click.option("--max-groups", type=IntegerIn(min=1), help="For compact grouping.")
 @click.option("--attention-backend", help="The same for all, as for vLLM.")
 @click.option(
     "-o",
@@ -78,7 +78,7 @@ def _plotted() -> Sequence[str]:
     show_default=True,
     help="The answer that --plot draws, a column of the output.",
 )
-@click.option("-j", "--jobs", type=click.IntRange(1, 1024), help="Processes; default: all cores.")
+@click.option("-j", "--jobs", type=IntegerIn(1, 1024), help="Processes; default: all cores.")
 @click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
 @preset_options
 def command(

@@ -90,3 +90,18 @@ def test_fp8_is_no_advice_where_vllm_refuses_it():
     refused = run(*arguments, "8.0", "--kv-cache-dtype", "fp8")
     assert refused.exit_code == 2
     assert "needs compute capability 8.9" in refused.stderr
+
+
+def test_fit_says_that_its_answer_is_by_the_formula():
+    fails = run("fit", "whisper-large-v3", "--memory", "20GiB", "--concurrency", "20")
+    assert fails.exit_code == 1
+    fits = run("fit", "whisper-large-v3", "--find", "memory", "--concurrency", "20")
+    assert fits.exit_code == 0
+    for result in (fails, fits):
+        assert (
+            "By vLLM's formula, which charges each request 8,192 encoder tokens; a running server "
+            "holds 1,500 at most"
+        ) in result.stderr
+    assert "formula" not in fits.stdout
+    other = run("fit", "llama-3.1-8b", "--find", "memory")
+    assert "formula" not in other.stderr

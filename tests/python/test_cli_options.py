@@ -247,3 +247,23 @@ def test_asynchronous_scheduling_of_a_recorded_request(tmp_path):
     assert in_flight() == in_flight("--async-scheduling") == (3, 24576)
     assert in_flight("--no-async-scheduling") == (2, 16384)
     assert in_flight("--no-async-scheduling", "--max-concurrent-batches", "4") == (4, 32768)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("fit", "qwen3-8b", "--memory", "9GiB", "--concurrency", "0.5"), "integer"),
+        (("sweep", "qwen3-8b", "--memory", "9GiB", "--max-groups", "x"), "integer"),
+        (("sweep", "qwen3-8b", "--memory", "9GiB", "--jobs", "x"), "integer"),
+        (("bench", "--budget", "x"), "number"),
+        (
+            ("plan", "qwen3-8b", "--gpu", "H100", "--weights", "1GB")
+            + ("--gpu-memory-utilization", "x"),
+            "number",
+        ),
+    ],
+)
+def test_what_is_no_number_is_not_called_a_range(arguments, said):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert f"is not a valid {said}." in result.stderr
