@@ -33,9 +33,7 @@ py::tuple write_tuple(const std::vector<T>& values, std::string_view field) {
 
 template <class T>
 void read_sequence(py::handle in, std::string_view field, std::vector<T>& out) {
-  if (!PySequence_Check(in.ptr()) || py::isinstance<py::str>(in)) {
-    reject(in, field, "a sequence");
-  }
+  if (!is_sequence(in)) reject(in, field, "a sequence");
   out.clear();
   for (py::handle item : in) read_field(item, field, out.emplace_back());
 }
@@ -73,6 +71,24 @@ RecordedSubclass::Page read_page(py::handle in) {
 
 }  // namespace
 
+bool is_sequence(py::handle in) {
+  return PySequence_Check(in.ptr()) && !PyUnicode_Check(in.ptr()) && !PyBytes_Check(in.ptr()) &&
+         !PyByteArray_Check(in.ptr());
+}
+
+std::string_view read_text(py::handle in, std::string_view field) {
+  if (!PyUnicode_Check(in.ptr())) reject(in, field, "a string");
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(in.ptr(), &size);
+  if (text == nullptr) {
+    if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) throw py::error_already_set();
+    PyErr_Clear();
+    throw py::value_error(std::string(field) + " holds a lone surrogate, which is no text: " +
+                          py::repr(in).cast<std::string>());
+  }
+  return {text, static_cast<size_t>(size)};
+}
+
 void read_field(py::handle in, std::string_view field, int64_t& out) {
   // `__index__` lets numpy integers in and keeps floats, and so NaN, out. A flag where a number
   // belongs is a mix-up of arguments.
@@ -80,7 +96,12 @@ void read_field(py::handle in, std::string_view field, int64_t& out) {
   if (!PyLong_CheckExact(in.ptr())) {
     if (!PyIndex_Check(in.ptr()) || PyBool_Check(in.ptr())) reject(in, field, "an integer");
     index = py::reinterpret_steal<py::object>(PyNumber_Index(in.ptr()));
-    if (!index) throw py::error_already_set();
+    if (!index) {
+      // An array of one number has an `__index__` that refuses without a word of the field.
+      if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
+      PyErr_Clear();
+      reject(in, field, "an integer");
+    }
     in = index;
   }
   int overflow = 0;
@@ -106,11 +127,14 @@ void read_field(py::handle in, std::string_view field, bool& out) {
 void read_field(py::handle in, std::string_view field, std::string& out) {
   // vLLM's string enums are strings; its other enums go by their name.
   if (PyUnicode_CheckExact(in.ptr())) {
-    out = in.cast<std::string>();
+    out = read_text(in, field);
   } else if (py::isinstance<py::str>(in)) {
-    out = py::hasattr(in, "value") ? in.attr("value").cast<std::string>() : in.cast<std::string>();
+    const py::object text =
+        py::hasattr(in, "value") ? in.attr("value") : py::reinterpret_borrow<py::object>(in);
+    out = read_text(text, field);
   } else if (py::hasattr(in, "name") && py::hasattr(in, "value")) {
-    out = in.attr("name").attr("lower")().cast<std::string>();
+    const py::object text = in.attr("name").attr("lower")();
+    out = read_text(text, field);
   } else {
     reject(in, field, "a string");
   }
@@ -118,7 +142,8 @@ void read_field(py::handle in, std::string_view field, std::string& out) {
 
 void read_field(py::handle in, std::string_view field, DType& out) {
   // torch.dtype prints as "torch.bfloat16", so torch itself is not needed.
-  const auto text = py::str(in).cast<std::string>();
+  const py::str name(in);
+  const std::string_view text = read_text(name, field);
   if (!py::isinstance<py::str>(in) && !text.starts_with("torch.")) {
     reject(in, field, "a dtype or its name");
   }

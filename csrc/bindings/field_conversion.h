@@ -13,6 +13,14 @@
 /// One Python value for each type of field, both ways. `field` names the field in errors.
 namespace kvplan::bindings {
 
+/// A list, tuple, array or the like. Text is none, nor are bytes, whose items are numbers that
+/// nobody means.
+bool is_sequence(pybind11::handle in);
+
+/// The UTF-8 of a str, which keeps it. A lone surrogate has none: a ValueError that names the
+/// field.
+std::string_view read_text(pybind11::handle in, std::string_view field);
+
 void read_field(pybind11::handle in, std::string_view field, int64_t& out);
 void read_field(pybind11::handle in, std::string_view field, int32_t& out);
 void read_field(pybind11::handle in, std::string_view field, bool& out);

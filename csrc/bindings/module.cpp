@@ -1,4 +1,5 @@
 #include "bindings/bindings.h"
+#include "bindings/class_guards.h"
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Native core of kvplan.";
@@ -17,4 +18,5 @@ PYBIND11_MODULE(_core, m) {
   kvplan::bindings::bind_attribute_watch(m);
   kvplan::bindings::bind_vllm_config(m);
   kvplan::bindings::bind_vllm_planning(m);
+  kvplan::bindings::guard_classes(m);
 }

@@ -90,7 +90,7 @@ void read_config_field(py::handle in, std::string_view field, std::vector<Kernel
                          " must be a sequence of tokens or MultipleOf(tokens), got " +
                          py::repr(value).cast<std::string>());
   };
-  if (!PySequence_Check(in.ptr()) || py::isinstance<py::str>(in)) reject(in);
+  if (!is_sequence(in)) reject(in);
   out.clear();
   for (py::handle size : in) {
     if (PyIndex_Check(size.ptr())) {

@@ -18,7 +18,7 @@ T& at(std::vector<T>& values, size_t i) {
 }
 
 void require_sequence(py::handle in, const char* name) {
-  if (PySequence_Check(in.ptr()) && !PyUnicode_Check(in.ptr())) return;
+  if (is_sequence(in)) return;
   throw py::type_error(std::string(name) + " must be a list, got " + Py_TYPE(in.ptr())->tp_name);
 }
 
@@ -138,15 +138,7 @@ LayerId Session::read_name(py::handle name) {
 }
 
 LayerId Session::read_unknown_name(py::handle name, LayerId expected) {
-  Py_ssize_t size = 0;
-  const char* characters =
-      PyUnicode_Check(name.ptr()) ? PyUnicode_AsUTF8AndSize(name.ptr(), &size) : nullptr;
-  if (characters == nullptr) {
-    PyErr_Clear();
-    throw py::type_error("a layer name must be a string, got " +
-                         py::repr(name).cast<std::string>());
-  }
-  const std::string_view text(characters, static_cast<size_t>(size));
+  const std::string_view text = read_text(name, "a layer name");
   const NameTable& names = *request_.names();
   if (expected.valid() && names[expected] == text) return expected;
   // A string remembers its hash, and a key of a dict has one.

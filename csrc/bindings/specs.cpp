@@ -175,7 +175,7 @@ py::dict to_dict(const SpecObject& self) {
 py::object from_dict(const py::dict& fields) {
   if (!fields.contains("kind"))
     throw py::value_error("a spec needs a kind, e.g. FullAttentionSpec");
-  const SpecKind kind = parse_spec_kind(fields["kind"].cast<std::string>());
+  const SpecKind kind = parse_spec_kind(read_text(fields["kind"], "kind"));
   py::dict rest = fields.attr("copy")();
   rest.attr("pop")("kind");
   return make_spec_object(build(kind, py::args(), py::kwargs(rest)));

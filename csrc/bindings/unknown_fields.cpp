@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "bindings/field_conversion.h"
+
 namespace py = pybind11;
 
 namespace kvplan::bindings {
@@ -11,7 +13,7 @@ namespace kvplan::bindings {
 void refuse_unknown_fields(const std::string& owner, const py::kwargs& given,
                            const std::vector<std::string>& known) {
   for (const auto& item : given) {
-    const auto key = item.first.cast<std::string>();
+    const std::string key(read_text(item.first, "the name of a field"));
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
     const py::list near =
         py::module_::import("difflib").attr("get_close_matches")(key, known, py::arg("n") = 1);
