@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import kvplan
-from kvplan import models, specs
+from kvplan.offline import models, specs
 
 GIB = 1 << 30
 Layers = dict[str, specs.KVCacheSpec]

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kvplan/kvplan.h"
-#include "planning/spec_fields.h"
+#include "planning/specs/spec_fields.h"
 
 /// A planning request from a source of numbers: the bytes of a fuzzer, or a seeded generator. Most
 /// requests can be planned; some numbers are out of range on purpose.

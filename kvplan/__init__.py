@@ -8,7 +8,7 @@ except ImportError as error:
         f"reinstall kvplan ({error})"
     ) from error
 
-from kvplan import builder, config, planning, specs
+from kvplan import _moved, builder, config, planning, specs
 from kvplan._core import (
     BlockPool,
     BlockPoolError,
@@ -68,3 +68,5 @@ __all__ = [
     "specs",
 ]
 __all__ += _planning_all
+
+_moved.install()

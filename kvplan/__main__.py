@@ -1,6 +1,6 @@
 """`python -m kvplan`: the command line, where its script is not on the path."""
 
-from kvplan.cli import main
+from kvplan.offline.cli import main
 
 if __name__ == "__main__":
     main()

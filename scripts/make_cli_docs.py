@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 
-from kvplan.cli.app import app
-from kvplan.cli.param_types import Name
+from kvplan.offline.cli.app import app
+from kvplan.offline.cli.param_types import Name
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 SECTION = re.compile(r"(<!-- options of kvplan ([\w-]+) -->\n).*?(<!-- end -->)", re.S)

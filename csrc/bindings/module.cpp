@@ -1,5 +1,5 @@
 #include "bindings/bindings.h"
-#include "bindings/class_guards.h"
+#include "bindings/vllm/class_guards.h"
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Native core of kvplan.";

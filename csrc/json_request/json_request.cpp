@@ -4,7 +4,7 @@
 
 #include "json_request/read_value.h"
 #include "planning/config_fields.h"
-#include "planning/spec_fields.h"
+#include "planning/specs/spec_fields.h"
 
 namespace kvplan {
 namespace json_request {

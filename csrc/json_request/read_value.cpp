@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "kvplan/layout.h"
-#include "planning/spec_fields.h"
+#include "planning/specs/spec_fields.h"
 
 namespace kvplan::json_request {
 namespace {

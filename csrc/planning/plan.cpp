@@ -5,8 +5,8 @@
 #include <string>
 
 #include "kvplan/checked.h"
-#include "planning/admission.h"
-#include "planning/placement_warnings.h"
+#include "planning/fitting/admission.h"
+#include "planning/placement/placement_warnings.h"
 
 namespace kvplan {
 namespace {

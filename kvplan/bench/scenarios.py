@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 import kvplan
-from kvplan import models, request, specs
+from kvplan.offline import models, request, specs
 
 GIB = 1 << 30
 #: Of a worker: one request of the full length fits in each scenario.

@@ -1,4 +1,4 @@
-#include "planning/admission.h"
+#include "planning/fitting/admission.h"
 
 #include <gtest/gtest.h>
 

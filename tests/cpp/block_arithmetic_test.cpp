@@ -1,4 +1,4 @@
-#include "kvplan/cuda/block_arithmetic.h"
+#include "kvplan/device/block_arithmetic.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
-// The operations of kvplan/cuda/block_ops.h on host memory, against the host's BlockPool and a
+// The operations of kvplan/device/block_ops.h on host memory, against the host's BlockPool and a
 // model of the tables that is written down request by request; and the same steps in random order.
-#include "kvplan/cuda/block_ops.h"
+#include "kvplan/device/block_ops.h"
 
 #include <gtest/gtest.h>
 
@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/cpu_team.h"
-#include "cuda/steps.h"
+#include "device/cpu/cpu_team.h"
+#include "device/steps.h"
 #include "kvplan/block_pool.h"
 #include "kvplan/errors.h"
 #include "tested_ops.h"

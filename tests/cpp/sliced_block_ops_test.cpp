@@ -1,5 +1,5 @@
-// The operations of kvplan/cuda/block_ops.h on sliced pools, against what must hold of such a pool,
-// the exact admission of the host's SlicedBlockPool, and the same steps in random order.
+// The operations of kvplan/device/block_ops.h on sliced pools, against what must hold of such a
+// pool, the exact admission of the host's SlicedBlockPool, and the same steps in random order.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda/cpu_team.h"
-#include "cuda/steps.h"
-#include "kvplan/cuda/block_ops.h"
+#include "device/cpu/cpu_team.h"
+#include "device/steps.h"
+#include "kvplan/device/block_ops.h"
 #include "kvplan/errors.h"
 #include "kvplan/sliced_block_pool.h"
 #include "tested_ops.h"

@@ -13,7 +13,7 @@
 #include "expect_valid.h"
 #include "kvplan/errors.h"
 #include "model_builder.h"
-#include "planning/sliced/slice_search.h"
+#include "planning/regroup/slice_search.h"
 #include "random_source.h"
 
 namespace kvplan::testing {

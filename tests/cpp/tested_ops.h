@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kvplan/cuda/block_ops.h"
+#include "kvplan/device/block_ops.h"
 
 namespace kvplan::cuda {
 

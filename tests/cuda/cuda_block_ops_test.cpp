@@ -3,7 +3,7 @@
 //   compute-sanitizer --tool memcheck  cuda_block_ops_test 50
 //   compute-sanitizer --tool racecheck cuda_block_ops_test 50
 // The emulation (tests/cuda/emulation) runs it without a GPU.
-#include "kvplan/cuda/cuda_block_ops.h"
+#include "kvplan/device/cuda_block_ops.h"
 
 #include <cuda_runtime.h>
 

@@ -98,7 +98,7 @@ def test_an_embedding_model_without_a_cache(plugin):
 def replay(record):
     """The plan of `kvplan plan --request`, by a process that knows nothing of the engine."""
     done = subprocess.run(
-        [sys.executable, "-m", "kvplan.cli", "plan", "--request", str(record), "--json"],
+        [sys.executable, "-m", "kvplan.offline.cli", "plan", "--request", str(record), "--json"],
         env=os.environ | {"PYTHONPATH": str(PACKAGES)},
         capture_output=True,
         text=True,

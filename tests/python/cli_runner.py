@@ -13,7 +13,7 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 import kvplan
-from kvplan.cli.app import app
+from kvplan.offline.cli.app import app
 
 
 def run(*args: str, **kwargs) -> Result:
@@ -26,7 +26,7 @@ def execute(
 ) -> subprocess.CompletedProcess[str]:
     """Run the command as a process of its own, with stdout and stderr on pipes."""
     return subprocess.run(
-        [sys.executable, "-m", "kvplan.cli", *map(str, args)],
+        [sys.executable, "-m", "kvplan.offline.cli", *map(str, args)],
         capture_output=True,
         text=True,
         check=False,
@@ -37,7 +37,7 @@ def execute(
 
 def execute_line(*args: str) -> str:
     """The same as a line for a shell."""
-    return shlex.join([sys.executable, "-m", "kvplan.cli", *map(str, args)])
+    return shlex.join([sys.executable, "-m", "kvplan.offline.cli", *map(str, args)])
 
 
 def surroundings(env: Mapping[str, str] | None = None, cwd: Path | None = None) -> dict[str, Any]:

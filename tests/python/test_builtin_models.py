@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import kvplan
-from kvplan import models
-from kvplan.models import ModelError, ModelOptions, config_file, config_view
+from kvplan.offline import models
+from kvplan.offline.models import ModelError, ModelOptions, config_file, config_view
 
 KIB = 1024
 ROOT = Path(__file__).parents[2]
 REGISTERED = ROOT / "tests" / "data" / "registered"
-CONFIGS = ROOT / "kvplan" / "models" / "configs"
+CONFIGS = ROOT / "kvplan" / "offline" / "models" / "configs"
 
 
 def heads(layers, kv_heads, size, value_size=None):

@@ -12,7 +12,7 @@ from kvplan.bench import WORKS, measure, report, scenarios
 from kvplan.bench.cpp import POOL_NAMES, benchmark_of
 from kvplan.bench.pool import CASES, SIZES
 from kvplan.bench.scale import measure as measure_scale
-from kvplan.cli.failures import BAD_INPUT, FITS
+from kvplan.offline.cli.failures import BAD_INPUT, FITS
 from kvplan.request import loads
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks/cpp"

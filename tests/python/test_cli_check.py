@@ -6,7 +6,7 @@ import pytest
 from built_in_kinds import KINDS
 from cli_runner import run
 
-from kvplan.cli.failures import BAD_INPUT, FITS
+from kvplan.offline.cli.failures import BAD_INPUT, FITS
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import pytest
 from cli_runner import run
 
-from kvplan.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
+from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
 
 
 def plan(*args):

@@ -8,7 +8,7 @@ import pytest
 from cli_runner import run
 
 import kvplan
-from kvplan import models
+from kvplan.offline import models
 
 MEMORY = 20 << 30
 ENCODER_TOKENS = 1500

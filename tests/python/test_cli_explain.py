@@ -6,8 +6,8 @@ import pytest
 from built_in_kinds import KINDS
 from cli_runner import run
 
-from kvplan.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
-from kvplan.cli.layer_ranges import layer_ranges
+from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
+from kvplan.offline.cli.layer_ranges import layer_ranges
 
 
 @pytest.mark.parametrize("name", KINDS)

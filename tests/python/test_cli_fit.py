@@ -5,8 +5,8 @@ import json
 import pytest
 from cli_runner import run
 
-from kvplan.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
-from kvplan.cli.search import largest
+from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
+from kvplan.offline.cli.search import largest
 
 
 def found(*args):

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from cli_runner import run
 
-from kvplan.cli.failures import BAD_INPUT, FITS
+from kvplan.offline.cli.failures import BAD_INPUT, FITS
 
 
 def curve(*args):

@@ -8,13 +8,13 @@ import pytest
 from cli_runner import execute, run, surroundings
 from hub_server import COMMIT, HubServer
 
-from kvplan import models
-from kvplan.cli.failures import BAD_INPUT, FITS
-from kvplan.models.hub import hub_model
+from kvplan.offline import models
+from kvplan.offline.cli.failures import BAD_INPUT, FITS
+from kvplan.offline.models.hub import hub_model
 
 pytest.importorskip("huggingface_hub")
 
-CONFIG = (resources.files("kvplan.models") / "configs" / "llama-3.1-70b.json").read_bytes()
+CONFIG = (resources.files("kvplan.offline.models") / "configs" / "llama-3.1-70b.json").read_bytes()
 REPO = "meta/llama-70b"
 PLAN = ("--tp", "4", "--memory", "40GiB", "--json")
 

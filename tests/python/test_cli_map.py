@@ -10,11 +10,11 @@ from built_in_kinds import KINDS
 from cli_runner import run
 
 import kvplan
-from kvplan import models, request, specs
-from kvplan.cli.block_map import block_map
-from kvplan.cli.buffer_map import buffer_map
-from kvplan.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
-from kvplan.cli.map_svg import BAR_LEFT, BAR_WIDTH, draw_svg
+from kvplan.offline import models, request, specs
+from kvplan.offline.cli.block_map import block_map
+from kvplan.offline.cli.buffer_map import buffer_map
+from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
+from kvplan.offline.cli.map_svg import BAR_LEFT, BAR_WIDTH, draw_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,9 +7,9 @@ from importlib import resources
 import pytest
 from cli_runner import run
 
-from kvplan.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
-from kvplan.cli.gpus import GPUS, find_gpu
-from kvplan.cli.weights import weights_bytes
+from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
+from kvplan.offline.cli.gpus import GPUS, find_gpu
+from kvplan.offline.cli.weights import weights_bytes
 
 LLAMA = ("plan", "llama-3.1-70b")
 
@@ -17,7 +17,7 @@ LLAMA = ("plan", "llama-3.1-70b")
 @pytest.fixture
 def snapshot(tmp_path):
     """A model's directory without weights."""
-    source = resources.files("kvplan.models") / "configs" / "llama-3.1-70b.json"
+    source = resources.files("kvplan.offline.models") / "configs" / "llama-3.1-70b.json"
     with resources.as_file(source) as path:
         shutil.copy(path, tmp_path / "config.json")
     return tmp_path

@@ -8,7 +8,7 @@ import pytest
 from cli_runner import execute, execute_line, run, surroundings
 
 import kvplan
-from kvplan.cli.failures import BAD_INPUT, BROKEN_PIPE, DOES_NOT_FIT, FITS
+from kvplan.offline.cli.failures import BAD_INPUT, BROKEN_PIPE, DOES_NOT_FIT, FITS
 
 LLAMA = ("llama-3.1-8b", "--memory", "30GiB")
 REGISTERED = Path(__file__).parents[1] / "data" / "registered"

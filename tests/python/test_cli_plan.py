@@ -7,8 +7,8 @@ import pytest
 from cli_runner import execute, execute_line, run, surroundings
 
 import kvplan
-from kvplan import models
-from kvplan.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS, wrapped
+from kvplan.offline import models
+from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS, wrapped
 
 LLAMA = ("plan", "llama-3.1-70b", "--tp", "4", "--memory", "40GiB")
 GEMMA = ("plan", "gemma-3-27b", "--memory", "30GiB")

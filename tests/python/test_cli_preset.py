@@ -5,7 +5,7 @@ import json
 import pytest
 from cli_runner import execute, run
 
-from kvplan.cli.failures import BAD_INPUT, FITS
+from kvplan.offline.cli.failures import BAD_INPUT, FITS
 
 ARGS = (
     "llama-3.1-70b",

@@ -4,7 +4,7 @@ import json
 
 from cli_runner import run
 
-from kvplan.cli.failures import BAD_INPUT, FITS
+from kvplan.offline.cli.failures import BAD_INPUT, FITS
 
 GEMMA = ("plan", "gemma-3-27b", "--memory", "30GiB")
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from kvplan.cli.sizes import (
+from kvplan.offline.cli.sizes import (
     format_enough,
     format_exact_size,
     format_size,
     parse_size,
 )
-from kvplan.cli.token_counts import parse_token_count
+from kvplan.offline.cli.token_counts import parse_token_count
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import sys
 import pytest
 from cli_runner import execute, run, surroundings
 
-from kvplan.cli.commands import COMMANDS
+from kvplan.offline.cli.commands import COMMANDS
 
 HEAVY = ("torch", "vllm", "transformers", "numpy")
 
@@ -15,7 +15,7 @@ def modules_after(*args: str) -> set[str]:
     """Modules loaded in a fresh process that ran the command."""
     script = (
         "import sys\n"
-        "from kvplan.cli.app import app\n"
+        "from kvplan.offline.cli.app import app\n"
         "try:\n"
         f"    app.main({list(args)!r})\n"
         "except SystemExit as e:\n"
@@ -36,7 +36,7 @@ def modules_after(*args: str) -> set[str]:
 def test_help_imports_only_click():
     modules = modules_after("--help")
     assert "click" in modules
-    for name in (*HEAVY, "rich", "msgspec", "kvplan.models", "kvplan.cli.plan"):
+    for name in (*HEAVY, "rich", "msgspec", "kvplan.offline.models", "kvplan.offline.cli.plan"):
         assert name not in modules
 
 
@@ -81,7 +81,7 @@ def test_help_and_version():
 
 
 def test_the_package_runs_as_a_module():
-    for module in ("kvplan", "kvplan.cli"):
+    for module in ("kvplan", "kvplan.offline.cli"):
         result = subprocess.run(
             [sys.executable, "-m", module, "--help"],
             capture_output=True,

@@ -12,12 +12,12 @@ import xml.etree.ElementTree as ET
 import pytest
 from cli_runner import run, surroundings
 
-from kvplan.cli import sweep_run
-from kvplan.cli.failures import BAD_INPUT, FITS, INTERRUPTED
-from kvplan.cli.line_plot import Axis, Line, draw_lines
-from kvplan.cli.row_writers import RowWriter
-from kvplan.cli.sweep_grid import COLUMN_TYPES, COLUMNS, Grid
-from kvplan.cli.value_lists import parse_lengths, parse_sizes
+from kvplan.offline.cli import sweep_run
+from kvplan.offline.cli.failures import BAD_INPUT, FITS, INTERRUPTED
+from kvplan.offline.cli.line_plot import Axis, Line, draw_lines
+from kvplan.offline.cli.row_writers import RowWriter
+from kvplan.offline.cli.sweep_grid import COLUMN_TYPES, COLUMNS, Grid
+from kvplan.offline.cli.value_lists import parse_lengths, parse_sizes
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -119,7 +119,7 @@ def test_an_interruption_keeps_whole_rows(tmp_path, jobs, number):
         [
             sys.executable,
             "-m",
-            "kvplan.cli",
+            "kvplan.offline.cli",
             "sweep",
             "gemma-3-27b",
             "--memory",

@@ -13,9 +13,15 @@ pytest.importorskip("kvplan.specs")
 
 from built_in_kinds import KINDS
 
-from kvplan import models
-from kvplan.models import ModelConfig, ModelError, ModelOptions, UnknownArchitecture, not_planned
-from kvplan.models.drafter_method import MTP_ARCHITECTURES, speculative_method
+from kvplan.offline import models
+from kvplan.offline.models import (
+    ModelConfig,
+    ModelError,
+    ModelOptions,
+    UnknownArchitecture,
+    not_planned,
+)
+from kvplan.offline.models.drafter_method import MTP_ARCHITECTURES, speculative_method
 
 DATA = Path(__file__).parents[1] / "data" / "registered"
 REGISTERED = sorted(DATA.rglob("*.json"))
@@ -758,7 +764,7 @@ def test_places_without_a_config(tmp_path):
 def test_nothing_imports_torch():
     code = (
         "import sys\n"
-        "from kvplan import models\n"
+        "from kvplan.offline import models\n"
         "config = dict(models.load('gemma-3-27b').values)\n"
         "config['text_config'] = {k: v for k, v in config['text_config'].items()"
         " if k != 'max_position_embeddings'}\n"

@@ -7,7 +7,7 @@ import pytest
 
 specs = pytest.importorskip("kvplan.specs")
 
-from kvplan.packing import (
+from kvplan.offline.packing import (
     ATTENTION_BACKENDS,
     DEEPSEEK_V4_RECORD_BYTES,
     DS_MLA_RECORD_BYTES,

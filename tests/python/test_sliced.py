@@ -12,8 +12,8 @@ from cli_runner import run
 from test_compact import config, deepseek_v4_1_flash, full, layers, mamba, mimo, sliding
 
 import kvplan
-from kvplan import models
 from kvplan.check import check_kv_cache_configs, check_plan
+from kvplan.offline import models
 
 GIB = 1 << 30
 

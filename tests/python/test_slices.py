@@ -8,7 +8,7 @@ import pytest
 
 import kvplan
 from kvplan.check import check_kv_cache_configs
-from kvplan.cli.placement_file import placement_dict, read_placement
+from kvplan.offline.cli.placement_file import placement_dict, read_placement
 from kvplan.planning import (
     generate_scheduler_kv_cache_config,
     get_kv_cache_config_from_groups,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.models.class_defaults import class_defaults
+from kvplan.offline.models.class_defaults import class_defaults
 
 KEYS = (
     "hidden_size",

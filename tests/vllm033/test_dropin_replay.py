@@ -46,7 +46,7 @@ def replay(path):
         "import runpy, sys\n"
         "sys.modules['vllm'] = sys.modules['torch'] = None\n"
         "sys.argv[0] = 'kvplan'\n"
-        "runpy.run_module('kvplan.cli', run_name='__main__')\n"
+        "runpy.run_module('kvplan.offline.cli', run_name='__main__')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, "plan", "--request", str(path), "--json"],

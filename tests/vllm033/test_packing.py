@@ -1,5 +1,5 @@
 # ruff: noqa: E402 - imports follow importorskip
-"""kvplan.packing against the backend classes of the real vLLM 0.33.0."""
+"""kvplan.offline.packing against the backend classes of the real vLLM 0.33.0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("vllm")
 specs = pytest.importorskip("kvplan.specs")
 
-from kvplan.packing import (
+from kvplan.offline.packing import (
     ATTENTION_BACKENDS,
     KV_CACHE_DTYPES,
     customize_spec,

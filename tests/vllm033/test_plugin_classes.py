@@ -568,7 +568,7 @@ def test_a_record_replays_on_the_command_line(monkeypatch, tmp_path):
     kvplan.vllm.install()
     request = request_of(gemma_3_27b(tp=4, block_size=16), kv_cache_layout="LBNHC")
     expected = plan_with(monkeypatch, request, plugin_class("SlidingWindowSpec", "Scales"))
-    command = [sys.executable, "-m", "kvplan.cli", "plan", "--request", str(path), "--json"]
+    command = [sys.executable, "-m", "kvplan.offline.cli", "plan", "--request", str(path), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["num_blocks"] == expected.configs[0].num_blocks
 

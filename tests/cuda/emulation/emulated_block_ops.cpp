@@ -1,2 +1,2 @@
 // The kernels' own source as C++: <cuda_runtime.h> is the emulation's.
-#include "cuda/cuda_block_ops.cu"
+#include "device/cuda/cuda_block_ops.cu"

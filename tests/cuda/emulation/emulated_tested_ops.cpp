@@ -1,4 +1,4 @@
-#include "kvplan/cuda/cuda_block_ops.h"
+#include "kvplan/device/cuda_block_ops.h"
 #include "tested_ops.h"
 
 namespace kvplan::cuda {

@@ -1,0 +1,165 @@
+#include "bindings/native/planning_config.h"
+
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/native/config_field.h"
+#include "bindings/native/unknown_fields.h"
+#include "bindings/vllm/interned_name.h"
+#include "kvplan/errors.h"
+#include "planning/config_fields.h"
+
+namespace py = pybind11;
+
+namespace kvplan::bindings {
+namespace {
+
+template <class T>
+py::object write_config_field(const T& value, std::string_view field) {
+  if constexpr (std::is_enum_v<T>) {
+    return py::str(Names<T>::print(value));
+  } else {
+    return write_field(value, field);
+  }
+}
+
+py::object write_config_field(const std::vector<KernelBlockSize>& value, std::string_view) {
+  py::list list;
+  for (const KernelBlockSize& k : value) {
+    py::object tokens = py::int_(k.tokens);
+    if (k.multiples) {
+      list.append(py::dict(py::arg("multiple_of") = tokens));
+    } else {
+      list.append(tokens);
+    }
+  }
+  return list;
+}
+
+/// The fields' names in the order of the visit.
+const std::vector<InternedName>& field_names() {
+  static const std::vector<InternedName> names = [] {
+    std::vector<InternedName> all;
+    for_each_config_field([&](const char* name, auto) { all.emplace_back(name); });
+    return all;
+  }();
+  return names;
+}
+
+py::dict fields_of(const PlanningConfig& config, bool compact) {
+  const PlanningConfig defaults;
+  py::dict fields;
+  for_each_config_field([&](const char* name, auto member) {
+    if (compact && config.*member == defaults.*member) return;
+    fields[name] = write_config_field(config.*member, name);
+  });
+  return fields;
+}
+
+PlanningConfig replace(const PlanningConfig& self, const py::kwargs& changes) {
+  py::dict fields = fields_of(self, false);
+  for (const auto& item : changes) fields[item.first] = item.second;
+  return make_planning_config(fields);
+}
+
+std::string repr(const PlanningConfig& self) {
+  std::string s = "PlanningConfig(";
+  for (const auto& item : fields_of(self, true)) {
+    if (s.back() != '(') s += ", ";
+    s += item.first.cast<std::string>() + "=" + py::repr(item.second).cast<std::string>();
+  }
+  return s + ")";
+}
+
+}  // namespace
+
+py::object enum_member_name(py::handle value) {
+  // Where the property `name`, which is Python code, finds it.
+  static const InternedName own_name = "_name_";
+  PyObject* name = PyObject_GetAttr(value.ptr(), own_name.ptr());
+  if (name != nullptr) return py::reinterpret_steal<py::object>(name);
+  PyErr_Clear();
+  return py::getattr(value, "name", value);
+}
+
+void read_config_field(py::handle in, std::string_view field, std::vector<KernelBlockSize>& out) {
+  const auto reject = [&](py::handle value) {
+    throw py::type_error(std::string(field) +
+                         " must be a sequence of tokens or MultipleOf(tokens), got " +
+                         py::repr(value).cast<std::string>());
+  };
+  if (!is_sequence(in)) reject(in);
+  out.clear();
+  for (py::handle size : in) {
+    if (PyIndex_Check(size.ptr())) {
+      read_field(size, field, out.emplace_back(KernelBlockSize{0, false}).tokens);
+      continue;
+    }
+    BlockStrideAlignment multiple;  // spelled alike
+    if (!py::hasattr(size, "base") && !py::isinstance<py::dict>(size)) reject(size);
+    read_field(size, field, multiple);
+    out.push_back({multiple.value, true});
+  }
+}
+
+void set_planning_config(PlanningConfig& config, const py::dict& fields) {
+  size_t used = 0;
+  size_t position = 0;
+  for_each_config_field([&](const char* name, auto member) {
+    PyObject* key = field_names()[position++].ptr();
+    const py::handle value = PyDict_GetItemWithError(fields.ptr(), key);
+    if (!value) return;
+    ++used;
+    read_config_field(value, name, config.*member);
+  });
+  if (used == fields.size()) return;
+  std::vector<std::string> known;
+  for_each_config_field([&](const char* name, auto) { known.emplace_back(name); });
+  refuse_unknown_fields("PlanningConfig", fields, known);
+}
+
+PlanningConfig make_planning_config(const py::dict& fields) {
+  PlanningConfig config;
+  set_planning_config(config, fields);
+  if (!fields.contains("max_model_len")) {
+    throw py::type_error("PlanningConfig needs max_model_len (tokens)");
+  }
+  validate(config);
+  return config;
+}
+
+void bind_planning_config(py::module_& m) {
+  py::class_<PlanningConfig> cls(
+      m, "PlanningConfig",
+      "What the planner reads of an engine's configuration. Immutable; keywords only.\n\n"
+      "Lengths and block sizes are in tokens. max_in_flight_tokens counts the tokens that are\n"
+      "scheduled but not settled in all concurrent batches together. Raises ValueError or\n"
+      "TypeError that names the field.");
+  cls.def(py::init([](const py::kwargs& kwargs) { return make_planning_config(kwargs); }));
+  for_each_config_field([&](const char* name, auto member) {
+    cls.def_property_readonly(name, [member, name](const PlanningConfig& self) {
+      return write_config_field(self.*member, name);
+    });
+  });
+  cls.def(
+         "to_dict", [](const PlanningConfig& self) { return fields_of(self, true); },
+         "The fields that are not at their defaults.")
+      .def("replace", &replace, "A copy with the given fields changed.")
+      .def("__repr__", &repr)
+      .def("__eq__",
+           [](const PlanningConfig& self, py::handle other) {
+             return py::isinstance<PlanningConfig>(other) &&
+                    fields_of(self, false)
+                        .equal(fields_of(other.cast<const PlanningConfig&>(), false));
+           })
+      .def("__hash__", [](const PlanningConfig& self) { return py::hash(py::str(repr(self))); })
+      .def("__reduce__", [](const PlanningConfig& self) -> py::tuple {
+        return py::make_tuple(py::module_::import("kvplan._core").attr("_restore_config"),
+                              py::make_tuple(fields_of(self, true)));
+      });
+  m.def("_restore_config", [](const py::dict& fields) { return make_planning_config(fields); });
+}
+
+}  // namespace kvplan::bindings

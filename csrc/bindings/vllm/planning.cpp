@@ -1,0 +1,446 @@
+#include <algorithm>
+
+#include "bindings/bindings.h"
+#include "bindings/native/field_conversion.h"
+#include "bindings/native/planning_config.h"
+#include "bindings/native/spec_object.h"
+#include "bindings/vllm/gc_pause.h"
+#include "bindings/vllm/interned_name.h"
+#include "bindings/vllm/objects.h"
+#include "bindings/vllm/session.h"
+#include "bindings/vllm/subclass.h"
+#include "kvplan/checked.h"
+#include "kvplan/errors.h"
+#include "kvplan/plan.h"
+#include "planning/specs/spec_fields.h"
+
+namespace py = pybind11;
+
+namespace kvplan::bindings {
+namespace {
+
+/// Planning with vLLM's objects in and vLLM's objects out. Nothing that comes in is changed: what
+/// vLLM would write or log is handed back.
+struct VllmPlanner {
+  VllmObjects objects;
+  bool groups_annotate;  // before 0.33, grouping itself flags the drafter's groups
+
+  VllmPlanner(const py::dict& description)
+      : objects(description), groups_annotate(description["groups_annotate"].cast<bool>()) {}
+
+  /// With every rule as this vLLM has it; what was chosen otherwise wins.
+  PlanningConfig read_config(py::handle vllm_config, const py::dict& chosen) const {
+    PlanningConfig config;
+    config.draft_rule = groups_annotate ? DraftRule::kMarker : DraftRule::kIsDraft;
+    config.place_foreign_layers = true;
+    read_vllm_config(vllm_config, chosen, config);
+    return config;
+  }
+};
+
+/// For the object that a new vLLM config is given.
+py::object retention_interval(py::handle vllm_config) {
+  static const InternedName cache_config = "cache_config",
+                            interval = "prefix_cache_retention_interval";
+  return vllm_config.attr(py::handle(cache_config.ptr())).attr(py::handle(interval.ptr()));
+}
+
+py::list notice_list(const Notices& notices) {
+  py::list list;
+  for (const Notice& n : notices) {
+    list.append(py::make_tuple(n.level == Notice::Level::kWarning ? "warning" : "info", n.message));
+  }
+  return list;
+}
+
+// --- grouping ------------------------------------------------------------------------------------
+
+bool is_hidden_state(const PlanningContext& ctx, const LayerSpec& l) {
+  return ctx.spec(l).kind == SpecKind::kHiddenStateCache;
+}
+
+/// Mirrors vllm/v1/core/kv_cache_utils.py::get_kv_cache_groups (0.32), whose early exits flag no
+/// group, and whose packing flags groups before the hidden-state layers join.
+void annotate_as_before_033(const PlanningContext& ctx, const PlanningConfig& config,
+                            LayerSpecs layers, KVCacheGroups& groups) {
+  if (!config.speculative_method || layers.empty()) return;
+  const bool one_uniform_group = groups.size() == 1 && groups[0].is_uniform_type();
+  if (one_uniform_group || is_kv_cache_spec_uniform(ctx, layers) || is_uniform_type(ctx, layers)) {
+    return;
+  }
+  const bool packed = std::any_of(groups.begin(), groups.end(),
+                                  [](const KVCacheGroup& g) { return g.is_uniform_type(); });
+  KVCacheGroups hidden;
+  if (packed) {
+    const auto split = std::stable_partition(
+        layers.begin(), layers.end(), [&](const LayerSpec& l) { return !is_hidden_state(ctx, l); });
+    const auto count = layers.end() - split;
+    layers.erase(split, layers.end());
+    hidden.assign(groups.end() - count, groups.end());
+    groups.erase(groups.end() - count, groups.end());
+  }
+  if (config.use_eagle_block_drop) {
+    annotate_eagle_groups_by_marker(ctx, groups, layers, uses_trailing_mtp_layers(config));
+  }
+  if (config.use_eagle) warn_if_unannotated_eagle_mamba(ctx, config, groups);
+  groups.insert(groups.end(), hidden.begin(), hidden.end());
+}
+
+KVCacheGroups group_globally(const VllmPlanner& self, const PlanningContext& ctx,
+                             const PlanningConfig& config,
+                             const std::vector<LayerSpecs>& layer_lists) {
+  if (!self.groups_annotate || config.grouping != Grouping::kVllm) {
+    return get_global_kv_cache_groups(ctx, config, layer_lists);
+  }
+  LayerSpecs layers = merge_worker_layers(ctx, config, layer_lists);
+  KVCacheGroups groups = get_kv_cache_groups(ctx, config, layers);
+  annotate_as_before_033(ctx, config, layers, groups);
+  return groups;
+}
+
+py::tuple global_groups(const VllmPlanner& self, py::handle vllm_config, py::handle kv_cache_specs,
+                        const py::dict& chosen) {
+  const PlanningConfig config = self.read_config(vllm_config, chosen);
+  Session session(self.objects);
+  for (py::handle specs : kv_cache_specs) session.request().add_layers(session.read_layers(specs));
+  Notices notices;
+  const PlanningContext ctx{*session.request().names(), session.request().specs(), notices};
+  const KVCacheGroups groups = group_globally(self, ctx, config, session.request().layer_lists());
+  return py::make_tuple(session.group_list(groups, session.request().specs()),
+                        notice_list(notices));
+}
+
+/// `(groups, what the caller's dict is updated with or None, notices)`.
+py::tuple groups_of_layers(const VllmPlanner& self, py::handle vllm_config,
+                           const py::dict& kv_cache_spec) {
+  const PlanningConfig config = self.read_config(vllm_config, py::dict());
+  Session session(self.objects);
+  LayerSpecs layers = session.read_layers(kv_cache_spec);
+  const LayerSpecs before = layers;
+  Notices notices;
+  const PlanningContext ctx{*session.request().names(), session.request().specs(), notices};
+  const KVCacheGroups groups = get_kv_cache_groups(ctx, config, layers);
+  const SpecTable& specs = session.request().specs();
+  py::object changes = py::none();
+  if (layers != before) changes = session.layer_dict(layers, specs);
+  py::list list;
+  if (groups.size() == 1 && groups[0].is_uniform_type() && is_uniform_type(ctx, layers)) {
+    // vLLM's group keeps the caller's dict itself.
+    list.append(self.objects.make_group(
+        session.names(groups[0].layers),
+        self.objects.make_uniform_type(specs[groups[0].spec].block_size, kv_cache_spec),
+        groups[0]));
+  } else {
+    list = session.group_list(groups, specs);
+  }
+  return py::make_tuple(list, changes, notice_list(notices));
+}
+
+// --- sizing and placement ------------------------------------------------------------------------
+
+/// What one stage's workers get, up to the copies that each worker has of its own.
+class StageTemplate {
+ public:
+  StageTemplate(const VllmPlanner& planner, const Session& session, const Plan& plan,
+                const StagePlan& stage, const py::list& group_objects)
+      : planner_(planner), stage_(stage) {
+    for (size_t g = 0; g < stage.groups.size(); ++g) {
+      groups_.push_back(group_template(session, plan.groups[g], stage.groups[g], group_objects[g]));
+    }
+    for (const KVCacheTensor& t : stage.tensors) tensor_layers_.push_back(session.names(t.layers));
+  }
+
+  py::object config(int64_t num_blocks, const py::object& retention_interval) const {
+    py::list groups(groups_.size());
+    for (size_t g = 0; g < groups_.size(); ++g) groups[g] = group(groups_[g]);
+    py::list tensors(tensor_layers_.size());
+    for (size_t t = 0; t < tensor_layers_.size(); ++t) {
+      tensors[t] = planner_.objects.make_tensor(stage_.tensors[t], copy(tensor_layers_[t]));
+    }
+    return planner_.objects.make_config(num_blocks, std::move(tensors), std::move(groups),
+                                        retention_interval, stage_.kv_tp_replicas);
+  }
+
+ private:
+  struct Group {
+    py::object whole;  // handed out as it is where the stage owns all its layers
+    GroupFields fields;
+    py::list names;
+    std::optional<py::dict> specs;  // of the layers owned, for a uniform-type group
+    int64_t block_size = 0;
+  };
+
+  Group group_template(const Session& session, const KVCacheGroup& global,
+                       const KVCacheGroup& projected, const py::object& object) const {
+    Group result;
+    if (projected.layers.size() == global.layers.size()) {
+      result.whole = object;
+      return result;
+    }
+    result.fields = planner_.objects.read_group(object);
+    result.names = session.names(projected.layers);
+    if (!projected.layers.empty() && planner_.objects.is_uniform_type(result.fields.spec)) {
+      const py::dict all = planner_.objects.uniform_type_specs(result.fields.spec);
+      py::dict owned;
+      for (py::handle name : result.names) owned[name] = all[name];
+      result.specs = owned;
+      result.block_size = result.fields.spec.attr("block_size").cast<int64_t>();
+    }
+    return result;
+  }
+
+  py::object group(const Group& g) const {
+    if (g.whole) return g.whole;
+    py::object spec =
+        g.specs ? planner_.objects.make_uniform_type(
+                      g.block_size, py::reinterpret_steal<py::dict>(PyDict_Copy(g.specs->ptr())))
+                : g.fields.spec;
+    return planner_.objects.project_group(g.fields, copy(g.names), std::move(spec));
+  }
+
+  static py::list copy(const py::list& list) {
+    return py::reinterpret_steal<py::list>(
+        PyList_GetSlice(list.ptr(), 0, PyList_GET_SIZE(list.ptr())));
+  }
+
+  const VllmPlanner& planner_;
+  const StagePlan& stage_;
+  std::vector<Group> groups_;
+  std::vector<py::list> tensor_layers_;
+};
+
+/// The memory that vLLM's auto-fit message names: of the first worker that allows least, or of
+/// worker 0 where all allow the full length.
+int64_t limiting_memory(const PlanningContext& ctx, const Plan& plan) {
+  const auto usable = [&](size_t w) {
+    return plan.workers[w].effective_bytes - plan.stage_of(w).bytes_per_block;
+  };
+  const int64_t fitted = plan.config.max_model_len;
+  if (fitted >= plan.requested_max_model_len) return usable(0);
+  std::vector<int64_t> needed(plan.stages.size(), -1);
+  for (size_t w = 0; w < plan.workers.size(); ++w) {
+    const StagePlan& stage = plan.stage_of(w);
+    if (stage.groups.empty()) continue;
+    int64_t& bytes = needed[plan.workers[w].stage];
+    if (bytes < 0) {
+      bytes = checked::mul(RequestDemand(ctx, stage.groups, plan.config).total_blocks(fitted + 1),
+                           stage.bytes_per_block, "bytes of one request");
+    }
+    if (bytes > usable(w)) return usable(w);
+  }
+  return usable(0);
+}
+
+/// Per worker with a KV cache, the blocks that its memory alone would give: for the message that
+/// the override replaces them.
+py::list own_blocks(const Plan& plan) {
+  py::list blocks;
+  for (const WorkerPlan& w : plan.workers) {
+    const StagePlan& stage = plan.stages[w.stage];
+    if (stage.groups.empty()) continue;
+    int64_t own = w.available_bytes / stage.bytes_per_block;
+    if (w.available_bytes % stage.bytes_per_block < 0) --own;  // as Python rounds
+    blocks.append(own);
+  }
+  return blocks;
+}
+
+/// Each worker's config, made of its stage's template.
+py::list worker_configs(const VllmPlanner& self, const Session& session, const Plan& plan,
+                        const py::list& group_objects, const py::object& interval) {
+  std::vector<std::optional<StageTemplate>> templates(plan.stages.size());
+  for (const WorkerPlan& w : plan.workers) {
+    auto& stage_template = templates[w.stage];
+    if (stage_template) continue;
+    stage_template.emplace(self, session, plan, plan.stages[w.stage], group_objects);
+  }
+  const GcPause pause;
+  py::list configs(plan.workers.size());
+  for (size_t w = 0; w < plan.workers.size(); ++w) {
+    configs[w] = templates[plan.workers[w].stage]->config(plan.num_blocks, interval);
+  }
+  return configs;
+}
+
+/// What vLLM would log and write with its configs; None where that is nothing.
+py::object side_effects(PlanRequest& request, const Plan& plan, Notices& notices) {
+  const PlanningConfig& config = plan.config;
+  if (notices.empty() && plan.notices.empty() && !config.auto_fit &&
+      !config.num_gpu_blocks_override) {
+    return py::none();
+  }
+  py::dict effects;
+  effects["notices"] = notice_list(notices);
+  effects["remarks"] = notice_list(plan.notices);
+  effects["auto_fit"] = config.auto_fit;
+  if (config.auto_fit) {
+    const PlanningContext planned{*plan.names, request.specs(), notices};
+    effects["requested_max_model_len"] = plan.requested_max_model_len;
+    effects["max_model_len"] = config.max_model_len;
+    effects["attention_free"] = std::all_of(plan.stages.begin(), plan.stages.end(),
+                                            [](const StagePlan& s) { return s.groups.empty(); });
+    effects["limiting_memory"] = limiting_memory(planned, plan);
+  }
+  effects["num_gpu_blocks_override"] =
+      write_field(config.num_gpu_blocks_override, "num_gpu_blocks_override");
+  effects["own_blocks"] = config.num_gpu_blocks_override ? own_blocks(plan) : py::list();
+  return effects;
+}
+
+py::tuple plan_workers(const VllmPlanner& self, py::handle vllm_config, py::handle kv_cache_specs,
+                       py::handle available_memory, const py::object& global_groups,
+                       const py::dict& chosen) {
+  const PlanningConfig config = self.read_config(vllm_config, chosen);
+  Session session(self.objects);
+  PlanRequest& request = session.request();
+  Notices notices;
+  py::list group_objects;
+  if (global_groups.is_none()) {
+    session.read_workers(kv_cache_specs, available_memory);
+    const PlanningContext ctx{*request.names(), request.specs(), notices};
+    KVCacheGroups groups = group_globally(self, ctx, config, request.layer_lists());
+    group_objects = session.group_list(groups, request.specs());
+    request.set_groups(std::move(groups));
+  } else {
+    // vLLM, too, asks the workers' specs only for the layers' names.
+    group_objects = py::list(global_groups);
+    request.set_groups(session.read_groups(group_objects));
+    session.read_workers(kv_cache_specs, available_memory, &*request.groups());
+  }
+  const Plan plan = kvplan::plan(request, config);
+  py::list configs =
+      worker_configs(self, session, plan, group_objects, retention_interval(vllm_config));
+  return py::make_tuple(std::move(configs), side_effects(request, plan, notices));
+}
+
+/// What one block takes from the pool, as vLLM's probe finds it: by placing one.
+int64_t bytes_per_block(const VllmPlanner& self, py::handle vllm_config,
+                        const py::list& group_objects) {
+  const PlanningConfig config = self.read_config(vllm_config, py::dict());
+  Session session(self.objects);
+  const KVCacheGroups groups = session.read_groups(group_objects);
+  const PlanningContext ctx = session.context();
+  validate_kv_cache_layout(ctx, config.kv_cache_layout, groups);
+  const int64_t bytes = pool_bytes_per_block(ctx, groups, config.kv_cache_layout);
+  if (bytes == 0) throw InconsistentSpec("the groups hold no layers, so a block has no bytes");
+  if (place_kv_cache_groups(ctx, config, groups, bytes, 1).empty()) {
+    throw InconsistentSpec("the groups hold no layers to place");
+  }
+  return bytes;
+}
+
+py::object place(const VllmPlanner& self, py::handle vllm_config, const py::list& group_objects,
+                 int64_t num_blocks) {
+  const PlanningConfig config = self.read_config(vllm_config, py::dict());
+  Session session(self.objects);
+  const KVCacheGroups groups = session.read_groups(group_objects);
+  const PlanningContext ctx = session.context();
+  validate_kv_cache_layout(ctx, config.kv_cache_layout, groups);
+  const int64_t bytes = pool_bytes_per_block(ctx, groups, config.kv_cache_layout);
+  if (bytes == 0) throw InconsistentSpec("the groups hold no layers, so a block has no bytes");
+  num_blocks = config.num_gpu_blocks_override.value_or(num_blocks);
+  return self.objects.make_config(
+      num_blocks,
+      session.tensor_list(place_kv_cache_groups(ctx, config, groups, bytes, num_blocks)),
+      group_objects, retention_interval(vllm_config), 1);
+}
+
+/// Asks the plugin classes for every page that grouping comes upon, so that they are recorded.
+void ask_subclasses(const VllmPlanner& self, const PlanningConfig& config, Session& session) {
+  const SpecTable& specs = session.request().specs();
+  bool any = false;
+  for (size_t i = 0; i < specs.size(); ++i) any = any || specs[SpecId(i)].subclass;
+  if (!any) return;
+  try {
+    group_globally(self, session.context(), config, session.request().layer_lists());
+  } catch (const Error&) {
+    // A request that cannot be planned is worth recording, too.
+  }
+}
+
+/// Each worker's layers with kvplan's own specs, which need neither vLLM nor a plugin.
+py::list to_native_layers(const VllmPlanner& self, const PlanningConfig& config,
+                          const py::iterable& kv_cache_specs) {
+  Session session(self.objects);
+  std::vector<LayerSpecs> workers;
+  for (py::handle specs : kv_cache_specs) {
+    workers.push_back(session.read_layers(specs));
+    session.request().add_layers(workers.back());
+  }
+  const size_t read = session.request().specs().size();
+  ask_subclasses(self, config, session);
+  std::vector<py::object> objects;
+  for (size_t i = 0; i < read; ++i) {
+    objects.push_back(make_spec_object(without_class(session.request().specs()[SpecId(i)])));
+  }
+  py::list result;
+  for (const LayerSpecs& layers : workers) {
+    std::vector<LayerId> ids;
+    for (const LayerSpec& l : layers) ids.push_back(l.layer);
+    const py::list names = session.names(ids);
+    py::dict worker;
+    for (size_t i = 0; i < layers.size(); ++i) worker[names[i]] = objects[layers[i].spec.pos()];
+    result.append(worker);
+  }
+  return result;
+}
+
+py::list field_names(const std::string& class_name) {
+  py::list names;
+  for_each_field(parse_spec_kind(class_name),
+                 [&](const auto& field) { names.append(std::string(field.name)); });
+  return names;
+}
+
+py::list class_names() {
+  py::list names;
+  for (int i = 0; i < kNumSpecKinds; ++i) {
+    names.append(std::string(class_name(static_cast<SpecKind>(i))));
+  }
+  return names;
+}
+
+std::string base_of(const std::string& class_name) {
+  return std::string(uniform_type_base(default_spec(parse_spec_kind(class_name))));
+}
+
+}  // namespace
+
+void bind_vllm_planning(py::module_& m) {
+  py::class_<VllmPlanner>(m, "VllmPlanner", "The planner on the objects of one vLLM.")
+      .def(py::init<const py::dict&>(), py::arg("description"))
+      .def("read_config", &VllmPlanner::read_config, py::arg("vllm_config"), py::arg("chosen"),
+           "The planner's configuration, with every rule as this vLLM has it.")
+      .def("global_groups", &global_groups, py::arg("vllm_config"), py::arg("kv_cache_specs"),
+           py::arg("chosen"), "(groups of the whole model, notices).")
+      .def("groups", &groups_of_layers, py::arg("vllm_config"), py::arg("kv_cache_spec"),
+           "(groups, changes to kv_cache_spec or None, notices).")
+      .def("plan", &plan_workers, py::arg("vllm_config"), py::arg("kv_cache_specs"),
+           py::arg("available_memory"), py::arg("global_groups"), py::arg("chosen"),
+           "(the workers' configs, a dict of what vLLM would log and write or None).")
+      .def("bytes_per_block", &bytes_per_block, py::arg("vllm_config"), py::arg("kv_cache_groups"))
+      .def("place", &place, py::arg("vllm_config"), py::arg("kv_cache_groups"),
+           py::arg("num_blocks"))
+      .def(
+          "to_native",
+          [](const VllmPlanner& self, py::handle spec) {
+            return make_spec_object(without_class(self.objects.read_spec(spec)));
+          },
+          py::arg("spec"), "kvplan's own object for a spec of vLLM's.")
+      .def("to_native_layers", &to_native_layers, py::arg("config"), py::arg("kv_cache_specs"),
+           "Each worker's layers with kvplan's own objects. Those of a plugin's class hold what it "
+           "says of every page that grouping asks for.")
+      .def(
+          "from_native",
+          [](const VllmPlanner& self, py::handle spec) {
+            return self.objects.make_spec(spec_value(spec));
+          },
+          py::arg("spec"), "vLLM's object for a spec of kvplan's.");
+  m.def("spec_class_names", &class_names, "The spec classes that kvplan has.");
+  m.def("spec_field_names", &field_names, py::arg("class_name"),
+        "The fields of a spec class, in the order of vLLM's dataclass.");
+  m.def("spec_uniform_type_base", &base_of, py::arg("class_name"),
+        "The class that decides which specs may share a group, '' if there is none.");
+}
+
+}  // namespace kvplan::bindings

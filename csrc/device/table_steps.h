@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstdint>
+
+#include "device/step.h"
+#include "kvplan/device/block_ops.h"
+
+// What rows of block tables have and need.
+namespace kvplan::cuda {
+
+/// The tables of one request: what the steps below ask again and again.
+struct RequestView {
+  int32_t row;
+  int64_t context_len;
+  int64_t new_tokens;
+};
+
+struct EntryRange {
+  int64_t begin;
+  int64_t end;
+  KVPLAN_STEP int64_t size() const { return end > begin ? end - begin : 0; }
+};
+
+template <class Args>
+KVPLAN_STEP RequestView request_view(const Args& a, int64_t r) {
+  return {a.rows[r], a.context_lens[r], a.new_tokens[r]};
+}
+
+KVPLAN_STEP inline int32_t* table_row(const GroupTable& g, int32_t row) {
+  return g.table + row * g.row_stride;
+}
+
+/// Entries of a row in use; a damaged number cannot lead outside the row.
+KVPLAN_STEP inline int64_t entries_in_use(const GroupTable& g, int32_t row) {
+  const int32_t n = g.num_entries[row];
+  return n < 0 ? 0 : (n > g.width ? g.width : n);
+}
+
+KVPLAN_STEP inline int64_t entry_tokens(const GroupTable& g, const ContextParallel& cp) {
+  return tokens_per_entry(g.block_size, g.dcp_sharded, cp);
+}
+
+KVPLAN_STEP inline int64_t required(const GroupTable& g, const ContextParallel& cp,
+                                    const RequestView& q) {
+  return required_entries(q.context_len + q.new_tokens, entry_tokens(g, cp), g.extra_entries);
+}
+
+KVPLAN_STEP inline int64_t null_entries(const GroupTable& g, const ContextParallel& cp,
+                                        int64_t context_len) {
+  return leading_null_entries(g.window, context_len, entry_tokens(g, cp));
+}
+
+/// The blocks below the window that the row still holds: what lies below them is null already.
+KVPLAN_STEP inline EntryRange dropped_entries(const GroupTable& g, const ContextParallel& cp,
+                                              const RequestView& q) {
+  const int64_t in_use = entries_in_use(g, q.row);
+  const int64_t nulls = null_entries(g, cp, q.context_len);
+  const int64_t end = nulls < in_use ? nulls : in_use;
+  const int32_t* entries = table_row(g, q.row);
+  int64_t begin = end;
+  while (begin > 0 && entries[begin - 1] != kNullEntry) --begin;
+  return {begin, end};
+}
+
+/// The entries that get a new block. Between those in use and these lie null ones.
+KVPLAN_STEP inline EntryRange new_entries(const GroupTable& g, const ContextParallel& cp,
+                                          const RequestView& q) {
+  const int64_t end = required(g, cp, q);
+  const int64_t in_use = entries_in_use(g, q.row);
+  const int64_t nulls = null_entries(g, cp, q.context_len);
+  return {in_use > nulls ? in_use : nulls, end};
+}
+
+/// One entry of a gathered row; returns false where the entry stays as it is.
+KVPLAN_STEP inline bool gathered_entry(const GatherTables& a, int32_t group, int64_t r,
+                                       int64_t entry, int32_t& out) {
+  const GroupTable& g = a.groups[group];
+  const int32_t row = a.rows[r];
+  if (row < 0 || row >= a.num_rows) {
+    out = kNullEntry;
+    return true;
+  }
+  if (entry >= entries_in_use(g, row)) return false;
+  const int64_t nulls =
+      a.context_lens != nullptr ? null_entries(g, a.cp, a.context_lens[r]) : int64_t{0};
+  out = entry < nulls ? kNullEntry : table_row(g, row)[entry];
+  return true;
+}
+
+/// What an entry becomes after moves of blocks.
+KVPLAN_STEP inline int32_t remapped(const RemapBlocks& a, int32_t block) {
+  int64_t low = 0;
+  int64_t high = a.num_moves;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (a.sources[middle] < block) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low < a.num_moves && a.sources[low] == block ? a.targets[low] : block;
+}
+
+}  // namespace kvplan::cuda

@@ -1,5 +1,0 @@
-"""``python -m kvplan.cli``."""
-
-from kvplan.cli import main
-
-main()

@@ -1,0 +1,5 @@
+"""``python -m kvplan.offline.cli``."""
+
+from kvplan.offline.cli import main
+
+main()

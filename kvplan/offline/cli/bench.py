@@ -1,0 +1,159 @@
+"""``kvplan bench``: how long start-up planning takes here, beside vLLM."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvplan.offline.cli import value_lists
+from kvplan.offline.cli.failures import FITS, BadInput
+from kvplan.offline.cli.param_types import NumberIn, Parsed
+from kvplan.offline.cli.suggestions import did_you_mean
+
+EPILOG = """\b
+Examples:
+  kvplan bench
+  kvplan bench gemma-3-27b --workers 1,8 --work planning
+  kvplan bench --full --json > results.json
+  kvplan bench --compare results.json
+  kvplan bench --plot bench.svg
+
+\b
+Times are CPU time, medians of samples taken in turn. The sides:
+  vllm                vLLM's own functions and objects
+  drop_in             the same call with kvplan in it: vLLM's objects in and out
+  drop_in_own         each worker with spec objects of its own, as worker processes send them
+  builder_only        vLLM's flow with kvplan's builder
+  native              kvplan's objects in, a plan or arrays of block ids out
+  native_own_dicts    as native, each worker with a dict of layers of its own
+  native_configs      as native, and every worker's config read as Python objects
+  cpp                 the C++ library (--cpp)
+"""
+
+COUNTS = Parsed("counts", value_lists.parse_ranks)
+NAMES = Parsed("names", value_lists.parse_names)
+
+WORKERS = "1,8,64,1024"
+
+
+@click.command("bench", epilog=EPILOG)
+@click.argument("scenarios", nargs=-1)
+@click.option("--workers", type=COUNTS, help=f"Numbers of workers.  [default: {WORKERS}]")
+@click.option(
+    "--work",
+    "works",
+    type=NAMES,
+    help="Of planning, placement, construction, allocation, memory, gcd, scale, with commas.  "
+    "[default: the first four]",
+)
+@click.option(
+    "--budget",
+    type=NumberIn(min=0.01),
+    help="Seconds for each row.  [default: 1; 5 with --full, 0.1 with --quick]",
+)
+@click.option("--quick", is_flag=True, help="Two scenarios, 1 and 8 workers, few samples.")
+@click.option("--full", is_flag=True, help="Every scenario, number of workers and kind of work.")
+@click.option("--vllm/--no-vllm", "with_vllm", default=True, help="Measure vLLM where it is.")
+@click.option(
+    "--cpp",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder with the built executables of benchmarks/cpp, to run them, too.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--compare",
+    "old",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="An earlier --json file: show how much faster each row is now.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw planning against workers into this file: .svg, or .png with matplotlib installed.",
+)
+@click.option("--from", "recorded", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+              help="Show an earlier --json file instead of measuring.")  # fmt: skip
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+def command(
+    as_json: bool, old: Path | None, plot: Path | None, recorded: Path | None, **values: Any
+) -> int:
+    """Measure planning, tensor placement, and the block pool, beside vLLM if it is installed.
+
+    SCENARIOS are names of models; the default is a choice of them. Each is planned over growing
+    numbers of workers. Where vLLM can be imported, its answers are compared with kvplan's first.
+    """
+    from kvplan.bench import report
+
+    # Files first: nobody wants to read of a wrong one after minutes of measuring.
+    before = report.load(old) if old is not None else None
+    found = report.load(recorded) if recorded is not None else _measure(values, plot)
+    if plot is not None:
+        from kvplan.offline.cli.bench_plot import draw
+
+        draw(plot, found)
+        click.echo(f"wrote {plot}", err=True)
+    if as_json:
+        click.echo(found.dumps(), nl=False)
+        if before is None:
+            return FITS
+    from kvplan.offline.cli.render_bench import render_bench, render_comparison
+    from kvplan.offline.cli.terminal import make_console
+
+    console = make_console(stderr=as_json)
+    if not as_json:
+        render_bench(console, found)
+    if before is not None:
+        render_comparison(console, found, before)
+    return FITS
+
+
+def _measure(values: dict[str, Any], plot: Path | None) -> Any:
+    from kvplan.bench import DEFAULT_WORKS, Settings, run
+    from kvplan.bench import WORKS as ALL_WORKS
+    from kvplan.bench.scenarios import SCENARIOS
+    from kvplan.bench.scenarios import WORKERS as ALL_WORKERS
+
+    quick, full = values["quick"], values["full"]
+    if quick and full:
+        raise BadInput("--quick and --full exclude each other")
+    names = list(values["scenarios"])
+    if not names:
+        names = list(SCENARIOS)
+        if not full:
+            names = names[:2] if quick else ["llama-3.1-70b", "gemma-3-27b", "jamba-1.5-large",
+                                             "7-kinds-auto-fit"]  # fmt: skip
+    workers = values["workers"] or value_lists.parse_ranks(WORKERS)
+    if not values["workers"] and (full or quick):
+        workers = [1, 8] if quick else list(ALL_WORKERS)
+    works = values["works"] or list(ALL_WORKS if full else DEFAULT_WORKS)
+    _check("scenario", names, list(SCENARIOS))
+    _check("--work", works, ALL_WORKS)
+    for n in workers:
+        if not 1 <= n <= 16384:
+            raise BadInput(f"--workers: {n:,} is not between 1 and 16,384")
+    if plot is not None:
+        from kvplan.offline.cli import bench_plot
+
+        bench_plot.check(plot, works)
+    default_budget = 5.0 if full else 0.1 if quick else 1.0
+    settings = Settings(
+        works=works,
+        scenarios=names,
+        workers=workers,
+        budget_s=values["budget"] or default_budget,
+        with_vllm=values["with_vllm"],
+        cpp=values["cpp"],
+    )
+    quiet = values["quiet"] or not sys.stderr.isatty()
+    return run(settings, lambda line: None if quiet else click.echo(line, err=True))
+
+
+def _check(what: str, names: list[str], known: Any) -> None:
+    for name in names:
+        if name not in known:
+            raise BadInput(
+                f"{what}: {name!r} is unknown.{did_you_mean(name, known)} Known: {', '.join(known)}"
+            )

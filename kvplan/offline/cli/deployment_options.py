@@ -1,0 +1,412 @@
+"""The options that say what is to be planned; every command that plans takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvplan.offline.cli.failures import BadInput
+from kvplan.offline.cli.gpus import GPUS, find_gpu
+from kvplan.offline.cli.heeded import option_given, refuse_unheeded
+from kvplan.offline.cli.param_types import (
+    COUNTS,
+    JSON_OBJECT,
+    LAYERS,
+    LENGTH,
+    POSITIVE,
+    SIZE_OR_ZERO,
+    SIZES,
+    TOKENS,
+    ModelName,
+    Name,
+    NumberIn,
+    Parsed,
+    parse_weights,
+)
+from kvplan.offline.cli.preset import print_preset_if_asked, use_preset
+from kvplan.offline.cli.question import ModelQuestion, Question, RequestQuestion
+from kvplan.offline.cli.shadowed import warn_if_shadowed
+
+if TYPE_CHECKING:
+    from kvplan.offline.cli.memory_estimate import MemoryEstimate
+
+LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC", "NHD", "HND")
+GROUPINGS = ("vllm", "compact", "sliced")
+MAMBA_DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+
+def _backends() -> list[str]:
+    from kvplan.offline.packing import ATTENTION_BACKENDS
+
+    return [name for name, backend in ATTENTION_BACKENDS.items() if backend.is_selectable]
+
+
+def _kv_cache_dtypes() -> Sequence[str]:
+    from kvplan.offline.packing import KV_CACHE_DTYPES
+
+    return KV_CACHE_DTYPES
+
+
+#: Options of `ModelOptions`, which change the specs of a model.
+MODEL_OPTIONS = (
+    click.option(
+        "--tp",
+        "--tensor-parallel-size",
+        "tensor_parallel_size",
+        type=POSITIVE,
+        default=1,
+        show_default=True,
+        help="Tensor parallel ranks.",
+    ),
+    click.option(
+        "--pp",
+        "--pipeline-parallel-size",
+        "pipeline_parallel_size",
+        type=POSITIVE,
+        default=1,
+        show_default=True,
+        help="Pipeline stages.",
+    ),
+    click.option(
+        "--dcp",
+        "--decode-context-parallel-size",
+        "decode_context_parallel_size",
+        type=POSITIVE,
+        default=1,
+        show_default=True,
+        help="Decode context parallel ranks; divides --tp.",
+    ),
+    click.option(
+        "--pp-layers",
+        "pipeline_layer_partition",
+        type=COUNTS,
+        help="Layers of each pipeline stage, e.g. 16,32.",
+    ),
+    click.option(
+        "--block-size", type=POSITIVE, help="Tokens of a block; the default is vLLM's choice."
+    ),
+    click.option(
+        "--kv-cache-dtype",
+        type=Name("dtype", _kv_cache_dtypes),
+        default="auto",
+        show_default=True,
+        help="As for vLLM, e.g. fp8.",
+    ),
+    click.option(
+        "--kv-cache-dtype-skip-layers",
+        type=LAYERS,
+        help="Layers that keep their own dtype beside a --kv-cache-dtype: indices, "
+        "sliding_window, or both, e.g. 0,1.",
+    ),
+    click.option(
+        "--mamba-cache-dtype",
+        type=click.Choice(MAMBA_DTYPES),
+        default="auto",
+        show_default=True,
+        help="Dtype of convolution states, and of recurrent ones that have none of their own.",
+    ),
+    click.option(
+        "--mamba-ssm-cache-dtype",
+        type=click.Choice(MAMBA_DTYPES),
+        default="auto",
+        show_default=True,
+        help="Dtype of recurrent states.",
+    ),
+    click.option(
+        "--mamba-block-size",
+        type=POSITIVE,
+        help="Tokens between cached states; attention beside them decides it itself.",
+    ),
+    click.option("--dtype", default="auto", show_default=True, help="Activation dtype."),
+    click.option(
+        "--attention-backend",
+        type=Name("backend", _backends),
+        help="As for vLLM, e.g. FLASHINFER; the default is vLLM's choice.",
+    ),
+    click.option(
+        "--speculative-config",
+        type=JSON_OBJECT,
+        help='As for vLLM, e.g. \'{"method": "mtp", "num_speculative_tokens": 1}\'.',
+    ),
+    click.option(
+        "--hf-overrides",
+        type=JSON_OBJECT,
+        help="Keys of the model's config to replace, as JSON; those of a multimodal model's "
+        "language part e.g. as '{\"text_config\": {...}}'.",
+    ),
+    click.option(
+        "--device-capability",
+        type=click.Choice(["7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0"]),
+        help="CUDA compute capability, which decides vLLM's choice of backend.  [default: that of "
+        "--gpu, or 9.0]",
+    ),
+    click.option(
+        "--disable-hybrid-kv-cache-manager", is_flag=True, help="All layers in one kind of group."
+    ),
+    click.option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        default=None,
+        help="The default is the model's.",
+    ),
+    click.option(
+        "--async-scheduling/--no-async-scheduling",
+        default=True,
+        show_default=True,
+        help="Whether a step is scheduled while the one before it runs: one more in flight.",
+    ),
+)
+
+#: What is asked first, of a model and of a recorded request.
+QUESTION_OPTIONS = (
+    click.option(
+        "--memory",
+        "--kv-cache-memory-bytes",
+        "memory",
+        type=SIZES,
+        help="Memory for the KV cache of each GPU: 60GiB, 80GB, 64e9 (bytes). Several sizes with "
+        "commas: one per pipeline stage, or one per GPU.",
+    ),
+    click.option(
+        "--max-model-len",
+        type=LENGTH,
+        help="Tokens of the longest request: 131072, 128K, or auto for the longest that fits. "
+        "The default is the model's.",
+    ),
+)
+
+#: Options of the planner, which a recorded request takes as well.
+PLANNER_OPTIONS = (
+    click.option(
+        "--max-num-batched-tokens",
+        type=TOKENS,
+        help="Tokens of one step.  [default: 8192]",
+    ),
+    click.option(
+        "--max-concurrent-batches",
+        type=POSITIVE,
+        help="Steps in flight at once.  [default: --pp, + 1 with --async-scheduling]",
+    ),
+    click.option("--num-gpu-blocks-override", type=POSITIVE, help="Plan with this many blocks."),
+    click.option("--layout", type=Name("layout", LAYOUTS), help="KV cache layout, e.g. BLHNC."),
+    click.option(
+        "--grouping",
+        type=Name("grouping", GROUPINGS),
+        help="How layers are grouped: vllm as vLLM does, compact for more tokens, sliced for one "
+        "group a kind of cache.",
+    ),
+    click.option("--max-groups", type=POSITIVE, help="At most this many groups (compact)."),
+    click.option(
+        "--reference-model-len",
+        type=TOKENS,
+        help="Length that compact and sliced grouping are best for.  [default: --max-model-len]",
+    ),
+    click.option(
+        "--min-large-blocks",
+        type=POSITIVE,
+        help="Blocks that the pool is to have at least (sliced).  [default: 700]",
+    ),
+)
+
+#: Where the memory comes from when it is not given.
+ESTIMATE_OPTIONS = (
+    click.option(
+        "--gpu",
+        type=Parsed("gpu", find_gpu),
+        help=f"Instead of --memory, estimate it: {', '.join(GPUS)}, or a size.",
+    ),
+    click.option(
+        "--gpu-memory-utilization",
+        type=NumberIn(0, 1, min_open=True),
+        default=0.9,
+        show_default=True,
+        help="Part of --gpu that the engine may use.",
+    ),
+    click.option(
+        "--weights",
+        type=Parsed("size|auto", parse_weights),
+        default="auto",
+        show_default=True,
+        help="Size of the model's weights; auto reads safetensors files beside its config.",
+    ),
+    click.option(
+        "--overhead",
+        type=SIZE_OR_ZERO,
+        help="What else each GPU holds: activations, CUDA graphs.  [default: 3GiB]",
+    ),
+)
+
+PRESET_OPTIONS = (
+    click.option(
+        "--preset",
+        type=click.Path(path_type=Path, dir_okay=False),
+        is_eager=True,
+        callback=use_preset,
+        help="A TOML file with options by their names; the command line overrides it.",
+    ),
+    click.option(
+        "--print-config", is_flag=True, help="Print the options given as a preset, and stop."
+    ),
+)
+
+
+def preset_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--preset`` and ``--print-config``."""
+    for option in reversed(PRESET_OPTIONS):
+        function = option(function)
+    return function
+
+
+def deployment_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command MODEL, ``--request`` and all options of a deployment."""
+    options = (
+        *QUESTION_OPTIONS,
+        *MODEL_OPTIONS,
+        *PLANNER_OPTIONS,
+        *ESTIMATE_OPTIONS,
+        *PRESET_OPTIONS,
+        click.option(
+            "--request",
+            "request_file",
+            type=click.Path(path_type=Path),
+            help="Plan a recorded request instead of a model.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return click.argument("model", required=False, type=ModelName())(function)
+
+
+def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Question:
+    """The question that a command's arguments ask.
+
+    Args:
+        values: The command's parameters by name, as `deployment_options` names them.
+        needs_memory: Whether a model without ``--memory`` is an error.
+
+    Raises:
+        BadInput: They contradict each other, or say too little.
+    """
+    print_preset_if_asked(values["print_config"])
+    if values["request_file"] is not None:
+        return _request_question(values)
+    if values["model"] is None:
+        raise BadInput(
+            "give a model: a built-in name (see 'kvplan models'), a config.json, a directory that "
+            "holds one, or a Hub id; or a recorded request with --request FILE"
+        )
+    from kvplan.offline import models
+
+    refuse_unheeded(values, values["grouping"] or "vllm")
+    model = models.load(values["model"])
+    warn_if_shadowed(values["model"])
+    if not values["memory"] and needs_memory and values["gpu"] is None:
+        raise BadInput(
+            "give the memory for the KV cache of each GPU, e.g. --memory 60GiB: what is left of "
+            "the GPU's memory beside weights and activations; or estimate it with --gpu H100"
+        )
+    options = _given(values, (*_model_option_names(values), *_ANYWHERE))
+    options["device_capability"] = _capability(values)
+    return ModelQuestion(
+        model=model,
+        options=models.ModelOptions(
+            **options, kv_cache_layout=layout_for(values["grouping"], values["layout"])
+        ),
+        memory=values["memory"] or (),
+        config_changes=_given(values, _CONFIG_FIELDS),
+        max_concurrent_batches=values["max_concurrent_batches"],
+        estimate=_estimate(values),
+    )
+
+
+def layout_for(grouping: str | None, layout: str | None) -> str | None:
+    """The layout to ask for: sliced grouping needs a block-outermost one."""
+    return "BLHNC" if grouping == "sliced" and layout is None else layout
+
+
+def _capability(values: dict[str, Any]) -> tuple[int, ...]:
+    gpu = values["gpu"]
+    text = values["device_capability"] or (gpu and gpu.capability) or "9.0"
+    return tuple(map(int, text.split(".")))
+
+
+def _estimate(values: dict[str, Any]) -> MemoryEstimate | None:
+    from kvplan.offline.cli.memory_estimate import DEFAULT_OVERHEAD, MemoryEstimate
+    from kvplan.offline.cli.weights import weights_bytes
+
+    if values["gpu"] is None:
+        return None
+    if values["memory"]:
+        raise BadInput("give --memory or --gpu, not both: --gpu estimates the memory")
+    weights = values["weights"]
+    return MemoryEstimate(
+        gpu_bytes=values["gpu"].memory_bytes,
+        utilization=values["gpu_memory_utilization"],
+        weights_bytes=weights_bytes(values["model"]) if weights == "auto" else weights,
+        overhead_bytes=DEFAULT_OVERHEAD if values["overhead"] is None else values["overhead"],
+    )
+
+
+_CONFIG_FIELDS = (
+    "num_gpu_blocks_override",
+    "grouping",
+    "max_groups",
+    "reference_model_len",
+    "min_large_blocks",
+)
+#: Fields of `ModelOptions` that a recorded request can change as well.
+_ANYWHERE = ("max_model_len", "max_num_batched_tokens")
+
+
+def _given(values: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: values[name] for name in names if values[name] is not None}
+
+
+def _model_option_names(values: dict[str, Any]) -> list[str]:
+    from kvplan.offline.models import ModelOptions
+
+    names = (field.name for field in dataclasses.fields(ModelOptions))
+    return [name for name in names if name in values and name not in _ANYWHERE]
+
+
+def _request_question(values: dict[str, Any]) -> RequestQuestion:
+    from kvplan import request as requests
+
+    if values["model"] is not None:
+        raise BadInput(f"give a model ({values['model']}) or --request, not both")
+    ctx = click.get_current_context()
+    model_options = {*_model_option_names(values)} - {"async_scheduling"}
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and name in model_options:
+            raise BadInput(
+                f"{parameter.opts[0]} changes a model's caches; those of a recorded request are "
+                "fixed"
+            )
+    path = values["request_file"]
+    request = requests.load(path)
+    changes = _given(values, _CONFIG_FIELDS)
+    recorded = request.planning_config()
+    refuse_unheeded(values, values["grouping"] or recorded.grouping)
+    if values["layout"]:
+        changes["kv_cache_layout"] = {"NHD": "LBNHC", "HND": "LBHNC"}.get(
+            values["layout"], values["layout"]
+        )
+    if values["max_model_len"] == "auto":
+        changes["auto_fit"] = True
+    elif values["max_model_len"] is not None:
+        changes |= {"max_model_len": values["max_model_len"], "auto_fit": False}
+    batches = values["max_concurrent_batches"]
+    if batches is None and option_given("async_scheduling") is not None:
+        batches = recorded.pipeline_parallel_size + values["async_scheduling"]
+    if values["max_num_batched_tokens"] or batches:
+        batches = batches or recorded.max_concurrent_batches
+        tokens = values["max_num_batched_tokens"] or (
+            recorded.max_in_flight_tokens // recorded.max_concurrent_batches
+        )
+        changes |= {"max_concurrent_batches": batches, "max_in_flight_tokens": batches * tokens}
+    return RequestQuestion(request, str(path), values["memory"] or (), changes)

@@ -1,0 +1,194 @@
+"""A request's bill in sentences: why each group holds as many blocks as it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kvplan
+from kvplan.offline.cli.encoder_words import encoder_lines
+from kvplan.offline.cli.fixed_part import fixed_words, spec_fixed_from
+from kvplan.offline.cli.group_rows import GroupRow, group_rows, held_bytes, is_sliced
+from kvplan.offline.cli.plan_json import plan_numbers
+from kvplan.offline.cli.question import PlannerInput
+from kvplan.offline.cli.sizes import format_size
+from kvplan.specs import iter_layer_specs
+
+
+def explain_lines(
+    given: PlannerInput,
+    plan: kvplan.Plan,
+    actual: kvplan.Plan | None,
+    by_length: list[dict[str, Any]],
+) -> list[str]:
+    """The bill, line by line.
+
+    Args:
+        given: What was asked.
+        plan: The plan with plenty of memory.
+        actual: The plan with the memory given; None if none was, or it is too little.
+        by_length: What requests of some lengths hold.
+    """
+    if not plan.groups:
+        return [f"{given.label} has no layer with a KV cache."]
+    lines = [
+        f"One request of {plan.max_model_len:,} tokens of {given.label} holds "
+        f"{plan.request_blocks:,} blocks of {format_size(plan.bytes_per_block)}, "
+        f"{format_size(plan.request_bytes)} on each GPU"
+        + (" (of the stage that holds the most)." if _stages(plan) > 1 else "."),
+        f"Its layers are in {_count(len(plan.groups), 'group')}. A block belongs to one group at a "
+        + (
+            "time, which cuts it into slices of its own; what a slice holds beyond its layers' "
+            "pages is padding. Other requests use the slices that this one leaves."
+            if is_sliced(plan)
+            else "time and is as large as the widest group needs; in a smaller group the rest of a "
+            "block is padding."
+        ),
+        "",
+    ]
+    for row in group_rows(plan, given.draft_layers):
+        lines += [_group_sentence(plan, row), ""]
+    lines.append(_total(plan))
+    if plan.next_token_bytes:
+        lines.append(f"One token more would take {format_size(plan.next_token_bytes)} more.")
+    if actual is not None:
+        lines.append(_pool(actual))
+        lines += [f"{text}." for text in encoder_lines(actual)]
+    lines += ["", *_length_table(by_length)]
+    return lines
+
+
+def _stages(plan: kvplan.Plan) -> int:
+    return len({worker.request_bytes for worker in plan.workers})
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" + ("s" if number != 1 else "")
+
+
+def _group_sentence(plan: kvplan.Plan, row: GroupRow) -> str:
+    whole = row.count * row.pages * row.slice_bytes
+    held = held_bytes(plan)
+    share = whole / held if held else 0
+    groups = f"Group {row.label}" if row.count == 1 else f"Groups {row.label}, each"
+    layers = _count(row.layers, "layer")
+    each = " each" if row.count > 1 else ""
+    thing = "slice" if row.slices > 1 else "block"
+    text = (
+        f"{groups} with {layers}{row.which} of {row.kind}: {_count(row.pages, thing)}{each} of "
+        f"{row.block_size:,} tokens, {format_size(whole)} ({share:.1%}). {_why(plan, row)}"
+    )
+    if row.slices > 1:
+        text += f" A block holds {row.slices:,} slices of {format_size(row.slice_bytes)}."
+    if row.padding_bytes:
+        part = row.padding_bytes / row.slice_bytes
+        text += f" Of each {thing} {format_size(row.padding_bytes)} ({part:.1%}) hold nothing."
+    return text
+
+
+def _why(plan: kvplan.Plan, row: GroupRow) -> str:
+    """Why a request holds so many blocks of this group."""
+    if row.tokens_per_page is not None:
+        thing = "slice" if row.slices > 1 else "block"
+        return f"One more {thing} every {row.tokens_per_page:,} tokens."
+    flight = f"the {plan.config.max_in_flight_tokens:,} tokens in flight"
+    spec: Any = next(iter(iter_layer_specs(plan.kv_cache_groups[row.first].kv_cache_spec)))
+    name = type(spec).__name__
+    start = spec_fixed_from(spec, plan.config)
+    if start is None or start > plan.max_model_len:
+        until = "" if start is None else f"; it holds more up to {start:,} tokens"
+        what = "chunk" if name == "ChunkedLocalAttentionSpec" else "window"
+        return f"The request is shorter than its {what} and {flight}, so all of it is kept{until}."
+    match name:
+        case "SlidingWindowSpec" | "SlidingWindowMLASpec":
+            kept = spec.sliding_window - 1 + spec.extra_retained_tokens
+            return (
+                f"It keeps {kept:,} tokens of the window and {flight}, plus one block for where "
+                "they begin; longer requests hold no more."
+            )
+        case "ChunkedLocalAttentionSpec":
+            return f"It keeps one chunk and {flight}; longer requests hold no more."
+        case "MambaSpec":
+            return "A state has the same size at any length."
+        case "CrossAttentionSpec":
+            return (
+                f"vLLM's formula charges the {plan.config.max_num_encoder_input_tokens:,} encoder "
+                "tokens of a whole step; a running server holds those of the request's own input."
+            )
+        case "CircularBufferSpec":
+            return "A ring of one block has the same size at any length."
+    return "It holds the same at any length."
+
+
+def _total(plan: kvplan.Plan) -> str:
+    parts = []
+    if plan.fixed_bytes_per_request:
+        parts.append(f"{format_size(plan.fixed_bytes_per_request)} {fixed_words(plan)}")
+    if plan.bytes_per_token:
+        parts.append(f"{format_size(plan.bytes_per_token)} for each token")
+    padding = sum(group.padding_bytes * group.pages_per_request for group in plan.groups)
+    text = f"Together: {' and '.join(parts)}."
+    if padding:
+        text += (
+            f" {format_size(padding)} of it is padding ({padding / held_bytes(plan):.1%} of the "
+            "request)."
+        )
+    return text
+
+
+def _pool(actual: kvplan.Plan) -> str:
+    return (
+        f"The memory holds {actual.num_blocks:,} blocks, one of them the null block: "
+        f"{actual.max_concurrency:,.2f} such requests at once if each is charged all tokens in "
+        f"flight (vLLM's figure), {actual.steady_concurrency:,.2f} if they are counted once per "
+        f"engine. Block ids up to {actual.max_safe_block_id_bytes:,} lie below 2**31 bytes, those "
+        f"up to {actual.max_safe_block_id_elements:,} below 2**31 elements."
+    )
+
+
+def _length_table(rows: list[dict[str, Any]]) -> list[str]:
+    columns = [("tokens", 12), ("one request", 13)]
+    if any(row["max_concurrency"] is not None for row in rows):
+        columns += [("at once", 10), ("steady", 10)]
+    lines = ["  ".join(f"{name:>{width}}" for name, width in columns)]
+    for row in rows:
+        cells = [f"{row['length']:,}", format_size(row["request_bytes"])]
+        cells += [
+            "-" if row[key] is None else f"{row[key]:,.2f}"
+            for key in ("max_concurrency", "steady_concurrency")
+        ]
+        shown = zip(cells, columns, strict=False)
+        lines.append("  ".join(f"{cell:>{width}}" for cell, (_, width) in shown))
+    return lines
+
+
+def bill_dict(given: PlannerInput, plan: kvplan.Plan, actual: kvplan.Plan | None) -> dict[str, Any]:
+    """The bill as plain data; the capacity only where there is memory for it."""
+    sized = (
+        "num_blocks",
+        "usable_blocks",
+        "max_concurrency",
+        "capacity_tokens",
+        "usable_capacity_tokens",
+        "steady_concurrency",
+        "steady_capacity_tokens",
+    )
+    bill = plan_numbers(plan)
+    real = plan_numbers(actual) if actual is not None else {}
+    return {
+        "model": given.label,
+        **{key: real.get(key) if key in sized else value for key, value in bill.items()},
+        "groups": [
+            {
+                "groups": row.label,
+                "kind": row.kind,
+                "layers": row.layers,
+                "block_size": row.block_size,
+                "blocks": row.pages,
+                "slices": row.slices,
+                "bytes": row.count * row.pages * row.slice_bytes,
+                "padding_bytes_per_block": row.padding_bytes,
+                "why": _why(plan, row),
+            }
+            for row in group_rows(plan, given.draft_layers)
+        ],
+    }

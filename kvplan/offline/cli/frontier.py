@@ -1,0 +1,102 @@
+"""``kvplan frontier``: groups against tokens, with vLLM's point and the lower bound."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+import kvplan
+from kvplan.offline.cli.deployment_options import deployment_options, read_question
+from kvplan.offline.cli.failures import FITS
+from kvplan.offline.cli.knobs import PLENTY
+from kvplan.offline.cli.pictures import HELP, check_picture, write_picture
+from kvplan.offline.cli.question import PlannerInput
+
+EPILOG = """\b
+Examples:
+  kvplan frontier gemma-3-27b
+  kvplan frontier deepseek-v4-flash --tp 4 --memory 40GiB --max-groups 32
+  kvplan frontier --request recorded.json --json
+  kvplan frontier gemma-3-27b --plot curve.svg
+"""
+
+
+@click.command("frontier", epilog=EPILOG)
+@deployment_options
+@click.option("--json", "as_json", is_flag=True, help="Print the curve as JSON.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help=f"Draw the curve into this file: {HELP}.",
+)
+def command(as_json: bool, plot: Path | None, **values: Any) -> int:
+    """Show the groupings of MODEL that no other beats: fewer groups or more tokens.
+
+    Every group costs time in each scheduling step; every byte of padding costs tokens. Of each
+    number of groups worth having, the curve shows the bytes of one request and the tokens in the
+    same memory, against vLLM's own grouping.
+    """
+    if plot is not None:
+        check_picture(plot)
+    question = read_question(values, needs_memory=False)
+    has_memory = bool(values["memory"]) or values["request_file"] is not None
+    if not has_memory:
+        question = question.with_memory((PLENTY,))
+    given = question.planner_input()
+    memory = min(given.available_memory) if has_memory else None
+    config = given.config.replace(grouping="compact")
+    curve = kvplan.frontier(config, given.kv_cache_specs)
+    sliced = _sliced_point(given, config, has_memory)
+    if plot is not None:
+        from kvplan.offline.cli.frontier_plot import svg
+
+        write_picture(plot, given.label, svg(given.label, curve, sliced))
+        click.echo(f"wrote {plot}", err=True)
+    if as_json:
+        click.echo(json.dumps(_as_dict(given, curve, sliced, memory), indent=2))
+    else:
+        from kvplan.offline.cli.render_frontier import render_frontier
+        from kvplan.offline.cli.terminal import make_console
+
+        render_frontier(make_console(), given.label, curve, sliced, memory)
+    return FITS
+
+
+def _sliced_point(
+    given: PlannerInput, config: kvplan.PlanningConfig, has_memory: bool
+) -> kvplan.SlicedPoint | None:
+    """The point of sliced grouping, which asks for a block-outermost layout."""
+    memory = given.available_memory if has_memory else None
+    for layout in dict.fromkeys((config.kv_cache_layout, "BLHNC")):
+        sliced = config.replace(grouping="sliced", kv_cache_layout=layout)
+        point = kvplan.sliced_point(sliced, given.kv_cache_specs, memory)
+        if point is not None:
+            return point
+    return None
+
+
+def _as_dict(
+    given: PlannerInput,
+    curve: kvplan.Frontier,
+    sliced: kvplan.SlicedPoint | None,
+    memory: int | None,
+) -> dict[str, Any]:
+    from kvplan.frontier import STEP_SECONDS_PER_GROUP, sliced_to_dict, to_dict
+    from kvplan.offline.cli.render_frontier import sliced_tokens_in_memory, tokens_in_memory
+
+    answer = {"model": given.label, "facts": given.facts} | to_dict(curve)
+    for point, described in zip(curve.points, answer["points"], strict=True):
+        described["estimated_step_seconds"] = point.num_groups * STEP_SECONDS_PER_GROUP
+        if memory is not None:
+            described["capacity_tokens"] = tokens_in_memory(curve, point, memory)
+    answer["sliced"] = None
+    if sliced is not None:
+        answer["sliced"] = sliced_to_dict(sliced)
+        answer["sliced"]["estimated_step_seconds"] = sliced.num_groups * STEP_SECONDS_PER_GROUP
+        if memory is not None:
+            tokens = sliced_tokens_in_memory(curve, sliced, memory)
+            answer["sliced"]["capacity_tokens"] = tokens
+    return answer

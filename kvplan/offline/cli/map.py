@@ -1,0 +1,76 @@
+"""``kvplan map``: pictures of what a block holds, and of where layers lie in the buffer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+import kvplan
+from kvplan.offline.cli.deployment_options import deployment_options, read_question
+from kvplan.offline.cli.failures import FITS, BadInput
+from kvplan.offline.cli.knobs import PLENTY, plan_with_plenty
+from kvplan.offline.cli.pictures import HELP, check_picture, write_picture
+from kvplan.offline.cli.sizes import format_size
+
+EPILOG = """\b
+Examples:
+  kvplan map gemma-3-27b -o gemma.svg
+  kvplan map gemma-3-27b --memory 60GiB -o gemma.png
+  kvplan map deepseek-v4-flash --tp 4 --grouping compact -o flash.html
+"""
+
+
+@click.command("map", epilog=EPILOG)
+@deployment_options
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help=f"The picture: {HELP}.",
+)
+def command(output: Path, **values: Any) -> int:
+    """Draw what a block of MODEL's cache holds, group by group, with padding hatched.
+
+    Where the memory is known (--memory, --gpu or --request), a second picture shows where layers
+    lie in the buffer.
+    """
+    check_picture(output)
+    question = read_question(values, needs_memory=False)
+    knows_memory = bool(values["memory"]) or not (
+        values["gpu"] is None and values["request_file"] is None
+    )
+    if not knows_memory:
+        question = question.with_memory((PLENTY,))
+    given = question.planner_input()
+    plan = None if knows_memory else plan_with_plenty(question)
+    if plan is None:
+        plan = given.plan_or_refuse()
+    if not plan.groups:
+        raise BadInput(f"{given.label} has no layer with a KV cache, so there is nothing to draw")
+    picture = _svg(given.label, plan, with_buffer=knows_memory)
+    write_picture(output, f"{given.label}: what a block holds", picture)
+    click.echo(f"wrote {output}", err=True)
+    return FITS
+
+
+def _svg(label: str, plan: kvplan.Plan, *, with_buffer: bool) -> str:
+    from kvplan.offline.cli.block_map import block_map
+    from kvplan.offline.cli.buffer_map import buffer_map
+    from kvplan.offline.cli.group_rows import held_bytes, is_sliced
+    from kvplan.offline.cli.map_svg import draw_svg
+
+    block = block_map(plan)
+    padding = sum(group.padding_bytes * group.pages_per_request for group in plan.groups)
+    held = held_bytes(plan)
+    part = padding / held if held else 0
+    cut = ", which cuts it into slices" if is_sliced(plan) else ""
+    subtitle = (
+        f"A block of {format_size(block.bytes_per_block)} belongs to one group at a time{cut}. "
+        f"Layout {block.layout}. Of a request of {plan.max_model_len:,} tokens, {part:.1%} is "
+        "padding."
+    )
+    buffer = buffer_map(plan) if with_buffer else None
+    return draw_svg(f"{label}: what a block holds", subtitle, block, buffer)

@@ -1,0 +1,89 @@
+"""``kvplan plan``: does it fit, and how much does it hold?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+import kvplan
+from kvplan.offline.cli.deployment_options import deployment_options, read_question
+from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, does_not_fit, say_on_stderr
+from kvplan.offline.cli.knobs import find_knobs, knobs_of_failure
+from kvplan.offline.cli.question import PlannerInput, Question
+
+EPILOG = """\b
+Examples:
+  kvplan plan llama-3.1-70b --tp 4 --memory 40GiB
+  kvplan plan gemma-3-27b --memory 30GiB --max-model-len auto --kv-cache-dtype fp8
+  kvplan plan ./Qwen3-8B --memory 60GiB --json
+  kvplan plan Qwen/Qwen3-8B@main --gpu L40S
+  kvplan plan llama-3.1-70b --tp 4 --memory 40GiB --write-request request.json
+  kvplan plan --request request.json --memory 30GiB
+
+Exit codes: 0 it fits, 1 it does not fit, 2 the input is wrong.
+"""
+
+
+@click.command("plan", epilog=EPILOG)
+@deployment_options
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.option(
+    "--write-request",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the planner's whole input to this file, for --request.",
+)
+def command(as_json: bool, write_request: Path | None, **values: Any) -> int:
+    """Plan the KV cache of MODEL: a built-in name, a config.json, its directory, or a Hub id."""
+    question = read_question(values, needs_memory=write_request is None)
+    given = question.planner_input()
+    if write_request is not None:
+        _write_request(given, write_request)
+    if not given.available_memory and given.kv_cache_specs:
+        return FITS
+    try:
+        plan = given.plan()
+    except kvplan.NotEnoughMemory as error:
+        return _refuse(question, given, error, as_json)
+    knobs = find_knobs(question, plan) if plan.groups else []
+    if as_json:
+        from kvplan.offline.cli.plan_json import plan_dict
+
+        click.echo(json.dumps(plan_dict(given, plan, knobs), indent=2))
+    else:
+        from kvplan.offline.cli.render_plan import render_plan
+        from kvplan.offline.cli.terminal import make_console
+
+        render_plan(make_console(), given, plan, knobs)
+    return FITS
+
+
+def _write_request(given: PlannerInput, path: Path) -> None:
+    from kvplan import request
+
+    recorded = request.from_objects(
+        given.config, given.kv_cache_specs, given.available_memory, given.label
+    )
+    try:
+        request.write(recorded, path)
+    except OSError as error:
+        # The file that cannot be written is a partial one; name the one asked for.
+        raise BadInput(f"--write-request {path}: {error.strerror or error}") from None
+    click.echo(f"wrote {path}", err=True)
+
+
+def _refuse(
+    question: Question, given: PlannerInput, error: kvplan.NotEnoughMemory, as_json: bool
+) -> int:
+    knobs = knobs_of_failure(question, error)
+    if as_json:
+        from kvplan.offline.cli.plan_json import failure_dict
+
+        click.echo(json.dumps(failure_dict(given, error, knobs), indent=2))
+    lines = [f"kvplan: {does_not_fit(given.label, error)}"]
+    if knobs:
+        lines += ["Any one of these would help:", *(f"  {knob}" for knob in knobs)]
+    say_on_stderr("\n".join(lines))
+    return DOES_NOT_FIT

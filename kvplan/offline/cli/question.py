@@ -1,0 +1,213 @@
+"""What is to be planned: a model under options or a recorded request, with the memory for it.
+
+A question can be asked again with something changed, which is how knobs, fits and sweeps are found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import kvplan
+from kvplan.offline.cli.failures import BadInput, DoesNotFit, does_not_fit
+
+if TYPE_CHECKING:
+    from kvplan.offline.cli.memory_estimate import MemoryEstimate
+    from kvplan.offline.models import ModelConfig, ModelOptions
+    from kvplan.offline.models.plan_input import ModelPlanInput
+    from kvplan.request import Request
+
+
+@dataclass(frozen=True)
+class PlannerInput:
+    """All that the planner takes, and what is known of where it came from.
+
+    Attributes:
+        label: The model's name or the request's file.
+        config: The planner's configuration.
+        kv_cache_specs: Layer name to spec, one dict per worker.
+        available_memory: Bytes for the KV cache, one entry per worker.
+        facts: What to tell a reader of the model, in order, e.g. its architecture.
+        max_num_batched_tokens: Tokens of one step.
+    """
+
+    label: str
+    config: kvplan.PlanningConfig
+    kv_cache_specs: list[dict[str, Any]]
+    available_memory: list[int]
+    facts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def draft_layers(self) -> frozenset[str]:
+        """Names of the layers that are a drafter's."""
+        return frozenset(
+            name for specs in self.kv_cache_specs for name, spec in specs.items() if spec.is_draft
+        )
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens of one step, i.e. in-flight tokens by the batches at once."""
+        return self.config.max_in_flight_tokens // self.config.max_concurrent_batches
+
+    def plan(self) -> kvplan.Plan:
+        """Plan it. Raises `kvplan.NotEnoughMemory` and the planner's other errors."""
+        return kvplan.plan(self.config, self.kv_cache_specs, self.available_memory)
+
+    def plan_or_refuse(self) -> kvplan.Plan:
+        """The same for who asks no further; `DoesNotFit` then names what does not fit."""
+        try:
+            return self.plan()
+        except kvplan.NotEnoughMemory as error:
+            raise DoesNotFit(does_not_fit(self.label, error)) from None
+
+
+class Question:
+    """What can be asked of a model and of a recorded request alike."""
+
+    config_changes: Mapping[str, Any]
+    memory: Sequence[int]
+
+    def with_config(self, **changes: Any) -> Question:
+        """The same question under other fields of `PlanningConfig`."""
+        return dataclasses.replace(self, config_changes={**self.config_changes, **changes})  # type: ignore[type-var]
+
+    def with_memory(self, memory: Sequence[int]) -> Question:
+        """The same question with other memory: for all workers, per stage, or per worker."""
+        return dataclasses.replace(self, memory=tuple(memory))  # type: ignore[type-var]
+
+    def with_batch(self, max_num_batched_tokens: int) -> Question:
+        """The same question with another number of tokens per step."""
+        changed = self.with_options(max_num_batched_tokens=max_num_batched_tokens)
+        if changed is None:
+            batches = self.planner_input().config.max_concurrent_batches
+            return self.with_config(max_in_flight_tokens=batches * max_num_batched_tokens)
+        return changed
+
+    def with_length(self, max_model_len: int) -> Question:
+        """The same question for requests of exactly this many tokens."""
+        changed = self.with_options(max_model_len=max_model_len)
+        if changed is None:
+            return self.with_config(max_model_len=max_model_len, auto_fit=False)
+        return changed
+
+    def planner_input(self) -> PlannerInput:
+        """Everything that the planner takes."""
+        raise NotImplementedError
+
+    def with_options(self, **changes: Any) -> Question | None:
+        """The same question under other model options; None where they cannot change."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ModelQuestion(Question):
+    """A model's config under engine options.
+
+    Attributes:
+        model: The model's config.
+        options: Engine options.
+        memory: Bytes for the KV cache: one for all workers, one per pipeline stage, or one each.
+        config_changes: Fields of `PlanningConfig` that the user set.
+        max_concurrent_batches: Batches in flight at once, or None for what vLLM would have.
+        estimate: Where the memory comes from if none was given.
+        known: What was found of the same model under options that differ at most in
+            ``max_model_len``; saves finding it again.
+    """
+
+    model: ModelConfig
+    options: ModelOptions
+    memory: Sequence[int] = ()
+    config_changes: Mapping[str, Any] = field(default_factory=dict)
+    max_concurrent_batches: int | None = None
+    estimate: MemoryEstimate | None = None
+    known: ModelPlanInput | None = None
+
+    def model_input(self) -> ModelPlanInput:
+        """What the model's config says under the options. Raises `ModelError`."""
+        from kvplan.offline import models
+
+        if self.known is not None:
+            return self.known.at_length(self.options)
+        return models.kv_cache_specs(self.model, self.options)
+
+    def planner_input(self) -> PlannerInput:
+        """Everything that the planner takes. Raises `ModelError`."""
+        found = self.model_input()
+        changes = dict(self.config_changes)
+        if self.max_concurrent_batches is not None:
+            changes.setdefault("max_concurrent_batches", self.max_concurrent_batches)
+            changes.setdefault(
+                "max_in_flight_tokens",
+                self.max_concurrent_batches * self.options.max_num_batched_tokens,
+            )
+        config = found.planning_config(**changes)
+        workers = len(found.kv_cache_specs)
+        facts = {"architecture": found.architecture}
+        facts["dtype"] = found.dtype
+        if found.dtype_is_assumed:
+            facts["dtype"] += " (assumed: the config names none)"
+        facts["KV cache dtype"] = found.cache_dtype
+        if found.backends:
+            facts["attention backends"] = ", ".join(found.backends)
+        memory = self.memory
+        if not memory and self.estimate is not None:
+            memory = (self.estimate.kv_cache_bytes(workers, found.model.source),)
+            facts["memory"] = self.estimate.words(workers)
+        return PlannerInput(
+            label=found.model.source,
+            config=config,
+            kv_cache_specs=found.kv_cache_specs,
+            available_memory=_per_worker(memory, workers, config.pipeline_parallel_size),
+            facts=facts,
+        )
+
+    def with_options(self, **changes: Any) -> ModelQuestion:
+        """The same question under other `ModelOptions`."""
+        known = self.known if set(changes) <= {"max_model_len"} else None
+        return dataclasses.replace(self, options=self.options.replace(**changes), known=known)
+
+
+@dataclass(frozen=True)
+class RequestQuestion(Question):
+    """A recorded request; its specs are what they are, its config and memory may be changed."""
+
+    request: Request
+    source: str
+    memory: Sequence[int] = ()
+    config_changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def planner_input(self) -> PlannerInput:
+        """Everything that the planner takes. Raises `RequestError`."""
+        config = self.request.planning_config()
+        if self.config_changes:
+            config = config.replace(**self.config_changes)
+        specs = self.request.kv_cache_specs()
+        memory = self.request.available_memory()
+        if self.memory:
+            memory = _per_worker(self.memory, len(specs), config.pipeline_parallel_size)
+        facts = {"request": self.source}
+        if isinstance(self.request.source, str):
+            facts["recorded by"] = self.request.source
+        label = self.request.model if isinstance(self.request.model, str) else self.source
+        return PlannerInput(label, config, specs, memory, facts)
+
+    def with_options(self, **changes: Any) -> None:
+        """None: a recorded request's specs are fixed."""
+        return None
+
+
+def _per_worker(memory: Sequence[int], workers: int, stages: int) -> list[int]:
+    """One entry per worker: all alike, or one per pipeline stage, or each its own."""
+    if len(memory) == 1:
+        return list(memory) * workers
+    if len(memory) == workers:
+        return list(memory)
+    if len(memory) == stages and workers % stages == 0:
+        return [m for m in memory for _ in range(workers // stages)]
+    wanted = {1: "one for all", stages: f"{stages} (one per stage)", workers: f"{workers} (each)"}
+    raise BadInput(
+        f"--memory has {len(memory)} sizes; there are {workers} workers in {stages} pipeline "
+        f"stages, so give {', '.join(wanted.values())}"
+    )

@@ -1,0 +1,193 @@
+"""A plan for a reader: a table of its groups, and what follows from it, line by line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import kvplan
+from kvplan.offline.cli.encoder_words import encoder_lines
+from kvplan.offline.cli.fixed_part import fixed_words
+from kvplan.offline.cli.group_rows import GroupRow, group_rows, held_bytes, is_sliced
+from kvplan.offline.cli.knobs import Knob
+from kvplan.offline.cli.question import PlannerInput
+from kvplan.offline.cli.sizes import format_size
+from kvplan.offline.cli.tables import Column, FittingTable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def render_plan(
+    console: Console, given: PlannerInput, plan: kvplan.Plan, knobs: list[Knob]
+) -> None:
+    """Print the plan."""
+    console.print(_title(given, plan))
+    if plan.groups:
+        group_table(given, plan).print(console)
+    console.print(_facts(given, plan, knobs))
+    for warning in plan.warnings:
+        console.print(f"Warning: {warning}", style="yellow", markup=False)
+
+
+def group_table(given: PlannerInput, plan: kvplan.Plan) -> FittingTable:
+    """One row per group, or per run of groups alike."""
+    sliced = is_sliced(plan)
+    table = FittingTable(
+        [
+            Column("group"),
+            Column("layers"),
+            Column("kind", words=True),
+            Column("block"),
+            *([Column("slices")] if sliced else []),
+            Column("page"),
+            Column("padding"),
+            Column("blocks/request"),
+            Column("share"),
+        ]
+    )
+    held = held_bytes(plan)
+    for row in group_rows(plan, given.draft_layers):
+        padding = row.padding_bytes / row.slice_bytes if row.slice_bytes else 0
+        table.add_row(
+            row.label,
+            f"{row.count} x {row.layers}" if row.count > 1 else str(row.layers),
+            row.kind + row.which,
+            f"{row.block_size:,}",
+            *([f"{row.slices:,}"] if sliced else []),
+            format_size(row.page_size_bytes),
+            f"{padding:.1%}" if row.padding_bytes else "-",
+            _blocks(row),
+            f"{row.count * row.pages * row.slice_bytes / held:.1%}" if held else "-",
+        )
+    return table
+
+
+def _blocks(row: GroupRow) -> str:
+    each = f"{row.pages:,}"
+    return f"{row.count} x {each}" if row.count > 1 else each
+
+
+def _title(given: PlannerInput, plan: kvplan.Plan) -> str:
+    from rich.markup import escape
+
+    config = plan.config
+    parallel = ", ".join(
+        f"{name} {size}"
+        for name, size in (
+            ("TP", config.tensor_parallel_size),
+            ("PP", config.pipeline_parallel_size),
+            ("DCP", config.decode_context_parallel_size),
+        )
+        if size > 1
+    )
+    facts = [f"{name} {value}" for name, value in given.facts.items() if name != "request"]
+    facts.append(f"layout {config.kv_cache_layout}")
+    if config.grouping != "vllm":
+        facts.append(f"grouping {config.grouping}")
+    title = f"[bold]{escape(given.label)}[/bold]"
+    if parallel:
+        title += f", {parallel}"
+    memory = sorted(set(given.available_memory))
+    if config.num_gpu_blocks_override is None and memory:
+        sizes = " to ".join(format_size(m) for m in dict.fromkeys((memory[0], memory[-1])))
+        title += f", {sizes} for the KV cache of each GPU"
+    return title + "\n" + escape("; ".join(facts))
+
+
+def _facts(given: PlannerInput, plan: kvplan.Plan, knobs: list[Knob]) -> Table:
+
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in plan_lines(given, plan):
+        grid.add_row(name, text)
+    for index, knob in enumerate(knobs[:3]):
+        grid.add_row("Would help" if index == 0 else "", knob.words)
+    return grid
+
+
+def plan_lines(given: PlannerInput, plan: kvplan.Plan) -> list[tuple[str, str]]:
+    """What follows from the plan, as (name, sentence) pairs."""
+    if not plan.groups:
+        return [("KV cache", "this model has no layer with a KV cache")]
+    length = plan.max_model_len
+    lines = [
+        ("Blocks", _blocks_of_pool(plan)),
+        *_grouping(plan),
+        ("Context", _context(plan)),
+        (
+            "Tokens",
+            f"{plan.capacity_tokens:,} by vLLM's figure; {plan.usable_capacity_tokens:,} usable, "
+            "since the null block holds none",
+        ),
+        ("Requests", f"{plan.max_concurrency:,.2f} of {length:,} tokens at once (vLLM's figure)"),
+        (
+            "Steady",
+            f"{plan.steady_concurrency:,.2f} requests, {plan.steady_capacity_tokens:,} tokens: "
+            f"the {plan.config.max_in_flight_tokens:,} tokens in flight counted once per engine, "
+            "not once per request",
+        ),
+        *(("Encoder", text) for text in encoder_lines(plan)),
+        (
+            "One request",
+            bill_words(plan),
+        ),
+        ("Limited by", _limit(given, plan)),
+    ]
+    return lines
+
+
+def _grouping(plan: kvplan.Plan) -> list[tuple[str, str]]:
+    """What compact or sliced grouping came to, beside vLLM's own; why, if it is vLLM's own."""
+    mark = f"{plan.config.grouping.capitalize()} grouping: "
+    found = [text for _, text in plan.notices if text.startswith(mark)]
+    return [("Grouping", text.removeprefix(mark).rstrip(".")) for text in found]
+
+
+def _blocks_of_pool(plan: kvplan.Plan) -> str:
+    text = f"{plan.num_blocks:,} of {format_size(plan.bytes_per_block)}, one of them null"
+    if is_sliced(plan):
+        text += (
+            "; a block belongs to one group at a time, which cuts it into its slices; one request "
+            f"by itself takes {plan.request_blocks:,} of them"
+        )
+    return text
+
+
+def bill_words(plan: kvplan.Plan) -> str:
+    """What one request of the planned length holds: fixed, and per token."""
+    parts = []
+    if plan.fixed_bytes_per_request:
+        parts.append(f"{format_size(plan.fixed_bytes_per_request)} {fixed_words(plan)}")
+    if plan.bytes_per_token:
+        parts.append(f"{format_size(plan.bytes_per_token)} per token")
+    return f"{format_size(plan.request_bytes)} = {' + '.join(parts)}"
+
+
+def _context(plan: kvplan.Plan) -> str:
+    length, wanted = plan.max_model_len, plan.requested_max_model_len
+    if length == wanted:
+        return f"{length:,} tokens, all that was asked for"
+    return f"{length:,} tokens fit, of {wanted:,} asked for"
+
+
+def _limit(given: PlannerInput, plan: kvplan.Plan) -> str:
+    group = plan.groups[plan.limiting_group]
+    held = held_bytes(plan)
+    rows = group_rows(plan, given.draft_layers)
+    kind = next(row.kind for row in reversed(rows) if row.first <= plan.limiting_group)
+    share = group.pages_per_request * group.slice_bytes / held if held else 0
+    text = f"group {plan.limiting_group} ({kind}), {share:.0%} of a request"
+    override = plan.config.num_gpu_blocks_override
+    if override is not None:
+        return f"num_gpu_blocks_override={override}, not memory; most of a request is in {text}"
+    if len({(w.num_blocks, w.bytes_per_block) for w in plan.workers}) > 1:
+        worker = plan.workers[plan.limiting_worker]
+        text += (
+            f"; worker {plan.limiting_worker}, whose {format_size(worker.available_bytes)} hold "
+            f"{worker.num_blocks:,} blocks"
+        )
+    return text

@@ -1,0 +1,161 @@
+"""Rows into a CSV, JSON, JSON Lines or Parquet file, whole however the writing ends."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from kvplan.offline.cli.failures import BadInput
+
+Row = Sequence[Any]
+
+
+class RowWriter:
+    """Writes rows of named columns to a file or stdout; a context manager."""
+
+    def __init__(self, path: Path | None, columns: Mapping[str, type]) -> None:
+        """``path`` None is CSV on stdout. Raises BadInput for a suffix it does not know.
+
+        Args:
+            path: The file.
+            columns: The type of each column: str, bool, int or float, any of which can be None.
+        """
+        suffix = ".csv" if path is None else path.suffix.lower()
+        if suffix not in FORMATS:
+            raise BadInput(f"{path}: the file's name must end in {', '.join(FORMATS)}")
+        self._format = FORMATS[suffix](path, columns)
+        self.count = 0
+
+    def __enter__(self) -> RowWriter:
+        self._format.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._format.end()
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Append rows; text formats have them on disk before this returns."""
+        self._format.write(rows)
+        self.count += len(rows)
+
+
+class _Csv:
+    """A header, then a row a line. What is None is empty."""
+
+    def __init__(self, path: Path | None, columns: Mapping[str, type]) -> None:
+        self.columns = list(columns)
+        self.file: TextIO = sys.stdout if path is None else path.open("w", newline="")
+        self._is_own = path is not None
+
+    def begin(self) -> None:
+        csv.writer(self.file).writerow(self.columns)
+
+    def write(self, rows: Sequence[Row]) -> None:
+        csv.writer(self.file).writerows([_text(value) for value in row] for row in rows)
+        self.file.flush()
+
+    def end(self) -> None:
+        self.file.flush()
+        if self._is_own:
+            self.file.close()
+
+
+class _JsonLines(_Csv):
+    """An object a line."""
+
+    def begin(self) -> None:
+        return
+
+    def write(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self.file.write(json.dumps(dict(zip(self.columns, row, strict=True))) + "\n")
+        self.file.flush()
+
+
+class _Json(_Csv):
+    """A list of objects."""
+
+    _separator = "\n  "
+
+    def begin(self) -> None:
+        self.file.write("[")
+
+    def write(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            text = json.dumps(dict(zip(self.columns, row, strict=True)))
+            self.file.write(self._separator + text)
+            self._separator = ",\n  "
+        self.file.flush()
+
+    def end(self) -> None:
+        self.file.write("\n]\n")
+        super().end()
+
+
+class _Parquet:
+    """A Parquet file in row groups; it is whole once it is closed, also after an interruption."""
+
+    #: Rows of a row group; smaller ones make files large and slow to read.
+    ROW_GROUP = 1 << 16
+
+    def __init__(self, path: Path, columns: Mapping[str, type]) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError:
+            raise BadInput(
+                f"{path}: a .parquet needs the package pyarrow: pip install 'kvplan[parquet]'; a "
+                ".csv, .json or .jsonl needs nothing"
+            ) from None
+        types = {
+            str: pyarrow.string(),
+            bool: pyarrow.bool_(),
+            int: pyarrow.int64(),
+            float: pyarrow.float64(),
+        }
+        self._table = pyarrow.table
+        self._columns = columns
+        self._schema = pyarrow.schema([(name, types[kind]) for name, kind in columns.items()])
+        self._writer = pyarrow.parquet.ParquetWriter(path, self._schema)
+        self._rows: list[Row] = []
+
+    def begin(self) -> None:
+        return
+
+    def write(self, rows: Sequence[Row]) -> None:
+        self._rows += rows
+        if len(self._rows) >= self.ROW_GROUP:
+            self._write_group()
+
+    def end(self) -> None:
+        if self._rows:
+            self._write_group()
+        self._writer.close()
+
+    def _write_group(self) -> None:
+        values = {
+            name: [None if row[i] is None else kind(row[i]) for row in self._rows]
+            for i, (name, kind) in enumerate(self._columns.items())
+        }
+        self._writer.write_table(self._table(values, schema=self._schema))
+        self._rows = []
+
+
+FORMATS: dict[str, Any] = {
+    ".csv": _Csv,
+    ".json": _Json,
+    ".jsonl": _JsonLines,
+    ".parquet": _Parquet,
+}
+
+
+def _text(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value

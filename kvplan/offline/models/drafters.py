@@ -1,0 +1,287 @@
+"""Layers that a speculative decoding drafter adds: MTP heads, EAGLE heads, DSpark, draft models."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kvplan.offline.models.config_view import ConfigView, text_view
+from kvplan.offline.models.drafter_method import (
+    HIDDEN_STATE_METHODS,
+    MTP_ARCHITECTURES,
+    WITHOUT_CACHE,
+    draft_config,
+    num_mtp_layers,
+    speculative_method,
+)
+from kvplan.offline.models.errors import ModelError
+from kvplan.offline.models.families.context import FamilyContext
+from kvplan.offline.models.families.deepseek_v4 import window_layer
+from kvplan.offline.models.families.deepseek_v41 import deepseek_v41_window
+from kvplan.offline.models.families.heterogeneous import mimo_v2_layer
+from kvplan.offline.models.families.mla import backend_with_sinks, indexer_layer, latent_size
+from kvplan.offline.models.families.windows import layer_kinds, model_window
+from kvplan.offline.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers
+
+_EAGLE = frozenset({"eagle", "eagle3"})
+
+#: Architectures of EAGLE heads whose layers were recorded, or that run the same code.
+EAGLE_ARCHITECTURES = (
+    "DeepseekV3ForCausalLM",
+    "Eagle3LlamaForCausalLM",
+    "Eagle3MiniMaxM2ForCausalLM",
+    "Eagle3Qwen2_5vlForCausalLM",
+    "Eagle3Qwen3ForCausalLM",
+    "Eagle3Qwen3vlForCausalLM",
+    "EagleDeepSeekMTPModel",
+    "EagleLlamaForCausalLM",
+    "EagleMistralForCausalLM",
+    "LlamaForCausalLM",
+    "LlamaForCausalLMEagle3",
+)
+DFLASH_ARCHITECTURES = ("DFlashDraftModel",)
+
+#: Families whose MTP layers are numbered from zero under "mtp.".
+_MTP_NAMESPACE = ("qwen3_next", "qwen3_5", "nemotron_h", "exaone")
+
+
+def with_drafter(context: FamilyContext, model: ModelLayers) -> ModelLayers:
+    """The model's layers with those of its drafter behind them.
+
+    Raises:
+        ModelError: If the model has no such drafter, or the drafter's config is missing.
+    """
+    speculative = context.options.speculative_config
+    if speculative is None:
+        return model
+    method = speculative_method(speculative)
+    if method in WITHOUT_CACHE:
+        return model
+    if context.options.num_speculative_tokens < 1:
+        raise ModelError(
+            f"speculative_config with method {method!r} needs num_speculative_tokens of at least 1"
+        )
+    if method in ("mtp", "dspark") and speculative.get("method") is None:
+        _check_own_drafter(context, method, speculative)
+    if method == "mtp":
+        drafted = tuple(_mtp_layers(context, model))
+    elif method == "dspark":
+        drafted = tuple(_dspark_layers(context, model))
+    elif method == "dflash":
+        drafted = tuple(_dflash_layers(model, speculative))
+    elif method in _EAGLE:
+        drafted = tuple(_eagle_layers(context, model, speculative))
+    else:
+        drafted = tuple(_draft_model_layers(context, speculative))
+    return dataclasses.replace(
+        model,
+        layers=model.layers + drafted,
+        num_prefill_lookahead_tokens=_prefill_lookahead(context, method),
+    )
+
+
+def _check_own_drafter(context: FamilyContext, method: str, speculative: Mapping[str, Any]) -> None:
+    """Layers of these methods are read from the target's config, so that must be the drafter's."""
+    if draft_config(speculative).values != context.root.values:
+        raise ModelError(
+            f"vLLM takes speculative method {method!r} for model {speculative.get('model')!r}, "
+            "whose config is not the target's; such a drafter is not planned. Where the target "
+            f"drafts for itself, give method {method!r}"
+        )
+
+
+def _prefill_lookahead(context: FamilyContext, method: str) -> int:
+    """Prompt tokens past the computed range that the drafter reads.
+
+    Mirrors vllm/config/vllm.py::VllmConfig.num_prefill_lookahead_tokens (0.33).
+    """
+    if method not in HIDDEN_STATE_METHODS:
+        return 0
+    modules = context.text.optional_size("num_nextn_predict_layers", 1, minimum=0)
+    drafted = context.options.num_speculative_tokens
+    return drafted if method == "mtp" and min(modules, drafted) > 1 else 1
+
+
+def _is(context: FamilyContext, *families: str) -> bool:
+    name = f"{context.root.model_type} {context.text.model_type}"
+    return any(family in name for family in families)
+
+
+def _mtp_layers(context: FamilyContext, model: ModelLayers) -> Iterator[Layer]:
+    text = context.text
+    if context.architecture == "DeepseekV41ForCausalLM":
+        raise ModelError("DeepSeek-V4.1 drafts with method 'dspark', not 'mtp'")
+    if context.architecture not in MTP_ARCHITECTURES:
+        raise ModelError(
+            f"speculative method 'mtp' is not planned for {context.architecture}: what its MTP "
+            f"layers cache is not known; it is for {', '.join(MTP_ARCHITECTURES)}"
+        )
+    count = num_mtp_layers(context.root) or num_mtp_layers(text)
+    if not count and _is(context, "qwen3_next"):
+        count = 1
+    if not count:
+        raise ModelError(
+            f"{context.architecture} declares no MTP layers (num_nextn_predict_layers), so "
+            "speculative method 'mtp' has nothing to draft with"
+        )
+    if _is(context, "mimo_v2"):
+        count = 1  # vLLM runs the first one only
+    for k in range(count):
+        yield from _mtp_layer(context, model, k)
+
+
+def _mtp_layer(context: FamilyContext, model: ModelLayers, k: int) -> Iterator[Layer]:
+    text = context.text
+    namespace = _is(context, *_MTP_NAMESPACE)
+    # LongCat counts each of a layer's attentions.
+    first = model.num_hidden_layers * context.setting("attentions_per_layer", 1)
+    base = f"mtp.layers.{k}" if namespace else f"model.layers.{first + k}"
+    if context.architecture.startswith("DeepseekV4For"):
+        yield window_layer(f"{base}.attn.swa_cache", None, text, is_draft=True)
+    elif _is(context, "mimo_v2"):
+        yield mimo_v2_layer(
+            text, f"model.mtp.layers.{k}.self_attn.attn", None, slides=True, is_draft=True
+        )
+    elif model.uses_mla:
+        topk = text.optional_size("index_topk")
+        if topk is not None:
+            yield indexer_layer(f"{base}.self_attn.indexer.k_cache", None, text, is_draft=True)
+        yield MLALayer(
+            name=f"{base}.self_attn" + ("" if _is(context, "kimi") else ".attn"),
+            index=None,
+            is_draft=True,
+            head_size=latent_size(text),
+            backend_with_sinks=backend_with_sinks(context),
+            is_sparse=topk is not None,
+            topk_buffer_width=topk,
+            is_index_group_leader=topk is not None,
+        )
+    else:
+        part = "mixer" if _is(context, "nemotron_h") else "self_attn"
+        kinds = text.layer_types(text.num_layers) if _is(context, "exaone") else None
+        slides = kinds is not None and kinds[k] == "sliding_attention"
+        yield AttentionLayer(
+            name=f"{base}.{part}.attn",
+            index=None,
+            is_draft=True,
+            num_kv_heads=text.num_kv_heads,
+            head_size=text.head_size,
+            sliding_window=text.size("sliding_window") if slides else None,
+        )
+
+
+def _dspark_layers(context: FamilyContext, model: ModelLayers) -> Iterator[Layer]:
+    text = context.text
+    makers: dict[str, Callable[[str], Layer]] = {
+        "DeepseekV4ForCausalLM": lambda name: window_layer(name, None, text, is_draft=True),
+        "DeepseekV41ForCausalLM": lambda name: deepseek_v41_window(
+            name, None, text, context.options, is_draft=True
+        ),
+    }
+    make = makers.get(context.architecture)
+    if make is None:
+        raise ModelError(
+            f"speculative method 'dspark' is planned for {', '.join(makers)}; got "
+            f"{context.architecture}"
+        )
+    for k in range(num_mtp_layers(text)):
+        yield make(f"model.layers.{model.num_hidden_layers + k}.attn.swa_cache")
+
+
+def _eagle_layers(
+    context: FamilyContext, model: ModelLayers, speculative: Mapping[str, Any]
+) -> Iterator[Layer]:
+    """EAGLE heads are decoder layers numbered behind the target's."""
+    root = draft_config(speculative)
+    _check_draft_architecture(root, speculative, EAGLE_ARCHITECTURES)
+    text = text_view(root)
+    if text.own("kv_lora_rank") is not None:
+        for k in range(text.num_layers):
+            yield MLALayer(
+                name=f"model.layers.{model.num_hidden_layers + k}.self_attn.attn",
+                index=None,
+                is_draft=True,
+                head_size=latent_size(text),
+            )
+        return
+    kinds = text.layer_types(text.num_layers)
+    # A window that holds for the whole target holds for its drafter, too.
+    shared = model_window(context) if layer_kinds(context) is None else None
+    for k in range(text.num_layers):
+        slides = kinds is not None and kinds[k] == "sliding_attention"
+        yield AttentionLayer(
+            name=f"model.layers.{model.num_hidden_layers + k}.self_attn.attn",
+            index=None,
+            is_draft=True,
+            num_kv_heads=text.num_kv_heads,
+            head_size=text.head_size,
+            sliding_window=text.size("sliding_window") if slides else shared,
+        )
+
+
+def _check_draft_architecture(
+    root: ConfigView, speculative: Mapping[str, Any], known: Sequence[str]
+) -> None:
+    names = root.values.get("architectures")
+    if not isinstance(names, list) or not any(name in known for name in names):
+        raise ModelError(
+            f"speculative method {speculative.get('method')!r} is not planned with a drafter of "
+            f"architectures {names!r}: what its layers cache is not known; it is with "
+            f"{', '.join(known)}"
+        )
+
+
+def _dflash_layers(model: ModelLayers, speculative: Mapping[str, Any]) -> Iterator[Layer]:
+    """Layers of a block drafter, numbered behind the target's.
+
+    Mirrors vllm/model_executor/models/qwen3_dflash.py::_dflash_layer_attention (0.33).
+    """
+    root = draft_config(speculative)
+    _check_draft_architecture(root, speculative, DFLASH_ARCHITECTURES)
+    text = text_view(root)
+    own = text.own("dflash_config") or {}
+    if not isinstance(own, dict):
+        raise ModelError("draft config.dflash_config must be an object")
+    kinds = text.layer_types(text.num_layers)
+    slides = [kind == "sliding_attention" for kind in kinds or ()]
+    if kinds is None or (own.get("use_swa") and not any(slides)):
+        slides = [bool(own.get("use_swa"))] * text.num_layers
+    for k in range(text.num_layers):
+        window = None
+        if slides[k]:
+            window = ConfigView(own, "draft config.dflash_config").optional_size("swa_window_size")
+            window = window or text.size("sliding_window")
+        yield AttentionLayer(
+            name=f"model.layers.{model.num_hidden_layers + k}.self_attn.attn",
+            index=None,
+            is_draft=True,
+            num_kv_heads=text.num_kv_heads,
+            head_size=text.head_size,
+            sliding_window=window,
+        )
+
+
+def _draft_model_layers(context: FamilyContext, speculative: Mapping[str, Any]) -> Iterator[Layer]:
+    """A whole model of its own, on the last pipeline stage."""
+    from kvplan.offline.models.registry import find_architecture
+
+    root = draft_config(speculative)
+    names = root.values.get("architectures")
+    if not isinstance(names, list) or not names:
+        raise ModelError("the draft config names no architectures")
+    name, architecture = find_architecture(names)
+    draft = architecture.family(
+        dataclasses.replace(
+            context,
+            architecture=name,
+            root=root,
+            text=text_view(root),
+            pattern=architecture.pattern,
+            settings=architecture.settings,
+        )
+    )
+    for layer in draft.layers:
+        yield dataclasses.replace(
+            layer, name=f"draft_model.{layer.name}", index=None, is_draft=True
+        )

@@ -1,0 +1,149 @@
+"""Multi-head latent attention: DeepSeek V2 and V3, Kimi K2, and their sparse form with indexers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvplan import specs
+from kvplan.offline.models.config_view import ConfigView
+from kvplan.offline.models.families.context import FamilyContext
+from kvplan.offline.models.layers import AttentionLayer, CustomLayer, Layer, MLALayer, ModelLayers
+
+#: The indexer stores fp8 keys with one fp32 scale per this many elements.
+_INDEXER_SCALE_GROUP = 128
+_FP32_BYTES = 4
+
+
+def latent_size(text: ConfigView) -> int:
+    """Elements of a token's latent and rotary key."""
+    return text.size("kv_lora_rank") + text.size("qk_rope_head_dim", minimum=0)
+
+
+def indexer_head_size(text: ConfigView) -> int:
+    """Bytes of one indexer key with its scales."""
+    size = text.size("index_head_dim")
+    return size + size // _INDEXER_SCALE_GROUP * _FP32_BYTES
+
+
+def indexer_layer(name: str, index: int | None, text: ConfigView, *, is_draft: bool = False) -> Any:
+    """The key cache of a layer's indexer.
+
+    Mirrors vllm/model_executor/models/deepseek_v2.py::DeepseekV32IndexerCache (0.33).
+    """
+    head_size = indexer_head_size(text)
+
+    def build(resolution: Any) -> specs.KVCacheSpec:
+        return specs.MLAAttentionSpec(
+            block_size=resolution.block_size,
+            num_kv_heads=1,
+            max_tp_shards=1,
+            head_size=head_size,
+            dtype="uint8",
+            cache_role=specs.SparseCacheRole.INDEXER,
+        )
+
+    return CustomLayer(
+        name=name, index=index, is_draft=is_draft, backend="DEEPSEEK_V32_INDEXER", build=build
+    )
+
+
+def mla(context: FamilyContext) -> ModelLayers:
+    """One latent per layer, and an indexer's keys where the model is sparse."""
+    text = context.text
+    num_layers = text.num_layers
+    if text.get("kv_lora_rank") is None:
+        return _without_latent(context)
+    head_size = latent_size(text)
+    return ModelLayers(
+        layers=tuple(_layers(context, num_layers, head_size)),
+        num_hidden_layers=num_layers,
+        uses_mla=True,
+        page_kv_heads=1,
+        page_head_size=head_size,
+        cache_dtype=_default_cache_dtype(context),
+        model_type=text.model_type,
+    )
+
+
+def _default_cache_dtype(context: FamilyContext) -> str:
+    """GLM's sparse models keep fp8 latents on Blackwell unless told otherwise.
+
+    Mirrors vllm/model_executor/models/config.py::GlmMoeDsaForCausalLM (0.33).
+    """
+    is_glm = context.architecture == "GlmMoeDsaForCausalLM"
+    return "fp8_e4m3" if is_glm and context.options.device_capability[0] == 10 else "auto"
+
+
+def _layers(context: FamilyContext, num_layers: int, head_size: int) -> Iterator[Layer]:
+    text = context.text
+    topk = text.optional_size("index_topk")
+    sinks = backend_with_sinks(context)
+    per_layer = context.setting("attentions_per_layer", 1)
+    for i in range(num_layers):
+        if topk is None:
+            for j in range(per_layer):
+                yield MLALayer(name=context.pattern.format(i=i, j=j), index=i, head_size=head_size)
+            continue
+        name = context.name(i)
+        runs_indexer = not _skips_indexer(text, i)
+        if runs_indexer:
+            yield indexer_layer(f"{name.removesuffix('.attn')}.indexer.k_cache", i, text)
+        yield MLALayer(
+            name=name,
+            index=i,
+            head_size=head_size,
+            is_sparse=True,
+            topk_buffer_width=topk,
+            is_index_group_leader=runs_indexer,
+            backend_with_sinks=sinks,
+        )
+
+
+def backend_with_sinks(context: FamilyContext) -> str | None:
+    """The backend that applies the model's learned sinks where it can run; None without sinks."""
+    has_sinks = context.text.own("learnable_sink", True)
+    return context.setting("backend_with_sinks") if has_sinks else None
+
+
+def _skips_indexer(text: ConfigView, layer: int) -> bool:
+    """Whether a layer reuses the tokens that an earlier layer's indexer selected.
+
+    Mirrors the index-cache rules of vllm/model_executor/models/deepseek_v2.py (0.33).
+    """
+    kinds = text.own("indexer_types")
+    if isinstance(kinds, list) and layer < len(kinds):
+        return kinds[layer] == "shared"
+    pattern = text.own("index_topk_pattern")
+    if isinstance(pattern, str) and layer < len(pattern):
+        return pattern[layer] == "S"
+    if not text.own("use_index_cache", False):
+        return False
+    frequency = text.optional_size("index_topk_freq", 1)
+    offset = text.optional_size("index_skip_topk_offset", 0, minimum=0)
+    return layer > offset and (layer - offset) % frequency != 0
+
+
+def _without_latent(context: FamilyContext) -> ModelLayers:
+    """DeepSeek configs without a latent use plain heads."""
+    text = context.text
+    window = context.root.optional_size("rswa_window") if context.setting("rswa") else None
+    layers = tuple(
+        AttentionLayer(
+            name=context.name(i),
+            index=i,
+            num_kv_heads=text.num_kv_heads,
+            head_size=text.head_size,
+            rswa_window=window,
+            # Of the backends that are taken as installed, only Triton attends that way.
+            backend=None if window is None else "TRITON_ATTN",
+        )
+        for i in range(text.num_layers)
+    )
+    return ModelLayers(
+        layers=layers,
+        num_hidden_layers=text.num_layers,
+        page_kv_heads=text.num_kv_heads,
+        page_head_size=text.head_size,
+        model_type=text.model_type,
+    )

@@ -1,0 +1,106 @@
+"""Which layers attend within a sliding window, and how wide it is."""
+
+from __future__ import annotations
+
+from kvplan.offline.models.errors import ModelError
+from kvplan.offline.models.families.context import FamilyContext
+
+_SLIDING = frozenset({"sliding_attention", "local_attention", "sliding", "local"})
+
+
+def model_window(context: FamilyContext) -> int | None:
+    """A window that holds for the whole model, or None.
+
+    vLLM takes ``sliding_window`` for every layer unless the config lists layer kinds, or the
+    config class drops it (``use_sliding_window`` false).
+    """
+    text = context.text
+    if context.setting("ignores_window"):
+        return None
+    if text.get("use_sliding_window") is False:
+        return None
+    window = text.get("sliding_window")
+    return window if isinstance(window, int) and window > 0 else None
+
+
+def _pattern_types(context: FamilyContext, num_layers: int) -> list[str] | None:
+    """Layer kinds from a period: the last layer of each period is full."""
+    period = context.setting("period")
+    if period is None:
+        return None
+    for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+        value = context.text.own(key)
+        if isinstance(value, int) and value > 0:
+            period = value
+            break
+    return [
+        "full_attention" if (i + 1) % period == 0 else "sliding_attention"
+        for i in range(num_layers)
+    ]
+
+
+def layer_kinds(context: FamilyContext) -> list[str] | None:
+    """The kind of every layer, or None where all are alike."""
+    num_layers = context.text.num_layers
+    return context.text.layer_types(num_layers) or _pattern_types(context, num_layers)
+
+
+def window_of_layers(context: FamilyContext) -> list[int | None]:
+    """The window of every layer in tokens, None for full attention.
+
+    Raises:
+        ModelError: If a layer slides and no window is given.
+    """
+    num_layers = context.text.num_layers
+    listed = _listed_windows(context, num_layers)
+    if listed is not None:
+        return listed
+    kinds = layer_kinds(context)
+    if kinds is None or (context.setting("needs_flag") and not _flag(context)):
+        return [model_window(context)] * num_layers
+    extra = context.setting("window_extra", 0)
+    window = context.text.get(context.setting("window_key", "sliding_window"))
+    windows: list[int | None] = []
+    for i, kind in enumerate(kinds):
+        if kind not in context.setting("sliding_kinds", _SLIDING):
+            windows.append(None)
+            continue
+        if not isinstance(window, int) or window < 1:
+            raise ModelError(
+                f"{context.text.where}.layer_types[{i}] is {kind!r}, but sliding_window is "
+                f"{window!r}"
+            )
+        windows.append(window + extra)
+    return windows
+
+
+def _listed_windows(context: FamilyContext, num_layers: int) -> list[int | None] | None:
+    """Windows that the config spells out layer by layer, as PLaMo 3 does."""
+    for key in ("interleaved_sliding_window", "sliding_window", "window_sizes"):
+        windows = context.text.own(key)
+        if not isinstance(windows, list):
+            continue
+        if key == "window_sizes":
+            windows = [_tokens_of_pair(pair) for pair in windows]
+        where = f"{context.text.where}.{key}"
+        if len(windows) != num_layers:
+            raise ModelError(
+                f"{where} has {len(windows)} entries, but the model has {num_layers} layers"
+            )
+        for i, window in enumerate(windows):
+            if window is not None and (not isinstance(window, int) or window < 1):
+                raise ModelError(f"{where}[{i}] is {window!r}, which is not a number of tokens")
+        return windows
+    return None
+
+
+def _tokens_of_pair(pair: object) -> object:
+    """The window of a pair of tokens (left, right), which counts the token itself in vLLM."""
+    left = pair[0] if isinstance(pair, list) and pair else pair
+    if not isinstance(left, int):
+        return left
+    return left + 1 if left > 0 else None
+
+
+def _flag(context: FamilyContext) -> bool:
+    return context.text.get("use_sliding_window") is True
