@@ -18,7 +18,7 @@
 namespace kvplan::bindings {
 namespace {
 
-py::array get_new_blocks(SlicedBlockPool& pool, int64_t num_blocks, int64_t group_id) {
+py::array get_new_slices(SlicedBlockPool& pool, int64_t num_blocks, int64_t group_id) {
   const PoolGroupId group = to_group(group_id);
   // A request that is refused is refused before an array is made for it.
   if (num_blocks < 0 || num_blocks > pool.num_free_blocks(group)) {
@@ -136,7 +136,8 @@ py::object make_room(SlicedBlockPool& pool, const std::vector<int64_t>& num_new,
   return result;
 }
 
-py::array ref_counts(const SlicedBlockPool& pool, const py::object& block_ids, int64_t group_id) {
+py::array slice_ref_counts(const SlicedBlockPool& pool, const py::object& block_ids,
+                           int64_t group_id) {
   const IdArray ids = to_ids(block_ids);
   py::array_t<int32_t> counts(ids.size());
   for (py::ssize_t i = 0; i < ids.size(); ++i) {
@@ -145,7 +146,7 @@ py::array ref_counts(const SlicedBlockPool& pool, const py::object& block_ids, i
   return counts;
 }
 
-py::object block_hash(const SlicedBlockPool& pool, BlockId block_id, int64_t group_id) {
+py::object slice_hash(const SlicedBlockPool& pool, BlockId block_id, int64_t group_id) {
   const std::string_view hash = pool.block_hash(to_group(group_id), block_id);
   if (hash.empty()) return py::none();
   return py::bytes(hash.data(), hash.size());
@@ -163,7 +164,7 @@ std::optional<int64_t> owner(const SlicedBlockPool& pool, int64_t large_id) {
   return static_cast<int64_t>(*group);
 }
 
-std::string pool_repr(const SlicedBlockPool& pool) {
+std::string sliced_pool_repr(const SlicedBlockPool& pool) {
   return ShortRepr("SlicedBlockPool")
       .add("num_large_blocks", pool.num_large_blocks())
       .add("slices", slices(pool))
@@ -272,7 +273,7 @@ new ids only, holders and hashes included. The caller rewrites its block tables 
 copies the contents after everything that was launched with the old ids and before anything that
 writes blocks handed out from now on. The copies of one call may run in any order or at once:
 every source and destination occurs once, and none is both. Those of two calls keep their order.)")
-      .def("get_new_blocks", &get_new_blocks, py::arg("num_blocks"), py::arg("group_id"),
+      .def("get_new_blocks", &get_new_slices, py::arg("num_blocks"), py::arg("group_id"),
            "New blocks of the group, as int32 array of shape (num_blocks,); all or none.")
       .def(
           "touch",
@@ -346,13 +347,13 @@ every source and destination occurs once, and none is both. Those of two calls k
       .def("reset_prefix_cache", &SlicedBlockPool::reset_prefix_cache,
            "Forgets everything cached; False, and nothing happens, while a block is in use.")
       .def("take_events", &SlicedBlockPool::take_events, "Queued events, oldest first.")
-      .def("ref_counts", &ref_counts, py::arg("block_ids"), py::arg("group_id"),
+      .def("ref_counts", &slice_ref_counts, py::arg("block_ids"), py::arg("group_id"),
            "Holders of each block, int32.")
-      .def("block_hash", &block_hash, py::arg("block_id"), py::arg("group_id"),
+      .def("block_hash", &slice_hash, py::arg("block_id"), py::arg("group_id"),
            "The hash of a block, or None.")
       .def("check_invariants", &SlicedBlockPool::check_invariants,
            "Raises BlockPoolError if the pool contradicts itself. O(slices).")
-      .def("__repr__", &pool_repr)
+      .def("__repr__", &sliced_pool_repr)
       .def("__len__", &SlicedBlockPool::num_large_blocks);
 }
 

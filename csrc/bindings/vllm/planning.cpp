@@ -98,8 +98,8 @@ KVCacheGroups group_globally(const VllmPlanner& self, const PlanningContext& ctx
   return groups;
 }
 
-py::tuple global_groups(const VllmPlanner& self, py::handle vllm_config, py::handle kv_cache_specs,
-                        const py::dict& chosen) {
+py::tuple model_groups(const VllmPlanner& self, py::handle vllm_config, py::handle kv_cache_specs,
+                       const py::dict& chosen) {
   const PlanningConfig config = self.read_config(vllm_config, chosen);
   Session session(self.objects);
   for (py::handle specs : kv_cache_specs) session.request().add_layers(session.read_layers(specs));
@@ -314,8 +314,8 @@ py::tuple plan_workers(const VllmPlanner& self, py::handle vllm_config, py::hand
 }
 
 /// What one block takes from the pool, as vLLM's probe finds it: by placing one.
-int64_t bytes_per_block(const VllmPlanner& self, py::handle vllm_config,
-                        const py::list& group_objects) {
+int64_t block_bytes(const VllmPlanner& self, py::handle vllm_config,
+                    const py::list& group_objects) {
   const PlanningConfig config = self.read_config(vllm_config, py::dict());
   Session session(self.objects);
   const KVCacheGroups groups = session.read_groups(group_objects);
@@ -411,14 +411,14 @@ void bind_vllm_planning(py::module_& m) {
       .def(py::init<const py::dict&>(), py::arg("description"))
       .def("read_config", &VllmPlanner::read_config, py::arg("vllm_config"), py::arg("chosen"),
            "The planner's configuration, with every rule as this vLLM has it.")
-      .def("global_groups", &global_groups, py::arg("vllm_config"), py::arg("kv_cache_specs"),
+      .def("global_groups", &model_groups, py::arg("vllm_config"), py::arg("kv_cache_specs"),
            py::arg("chosen"), "(groups of the whole model, notices).")
       .def("groups", &groups_of_layers, py::arg("vllm_config"), py::arg("kv_cache_spec"),
            "(groups, changes to kv_cache_spec or None, notices).")
       .def("plan", &plan_workers, py::arg("vllm_config"), py::arg("kv_cache_specs"),
            py::arg("available_memory"), py::arg("global_groups"), py::arg("chosen"),
            "(the workers' configs, a dict of what vLLM would log and write or None).")
-      .def("bytes_per_block", &bytes_per_block, py::arg("vllm_config"), py::arg("kv_cache_groups"))
+      .def("bytes_per_block", &block_bytes, py::arg("vllm_config"), py::arg("kv_cache_groups"))
       .def("place", &place, py::arg("vllm_config"), py::arg("kv_cache_groups"),
            py::arg("num_blocks"))
       .def(
