@@ -329,8 +329,8 @@ int64_t block_bytes(const VllmPlanner& self, py::handle vllm_config,
   return bytes;
 }
 
-py::object place(const VllmPlanner& self, py::handle vllm_config, const py::list& group_objects,
-                 int64_t num_blocks) {
+py::object place_groups(const VllmPlanner& self, py::handle vllm_config,
+                        const py::list& group_objects, int64_t num_blocks) {
   const PlanningConfig config = self.read_config(vllm_config, py::dict());
   Session session(self.objects);
   const KVCacheGroups groups = session.read_groups(group_objects);
@@ -419,7 +419,7 @@ void bind_vllm_planning(py::module_& m) {
            py::arg("available_memory"), py::arg("global_groups"), py::arg("chosen"),
            "(the workers' configs, a dict of what vLLM would log and write or None).")
       .def("bytes_per_block", &block_bytes, py::arg("vllm_config"), py::arg("kv_cache_groups"))
-      .def("place", &place, py::arg("vllm_config"), py::arg("kv_cache_groups"),
+      .def("place", &place_groups, py::arg("vllm_config"), py::arg("kv_cache_groups"),
            py::arg("num_blocks"))
       .def(
           "to_native",
