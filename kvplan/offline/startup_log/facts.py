@@ -18,6 +18,7 @@ class Rank:
         non_torch: Memory beside PyTorch's.
         activation: Peak activation, with the graphs' estimate in it where ``consumed`` is logged.
         graphs_estimated: CUDA graphs as estimated before the KV cache is sized.
+        estimate_applies: Whether that estimate is taken off the KV cache, where the log says so.
         graphs: What capturing them took.
         free: Free memory when the engine started.
         total: The GPU's memory.
@@ -36,6 +37,7 @@ class Rank:
     non_torch: float | None = None
     activation: float | None = None
     graphs_estimated: float | None = None
+    estimate_applies: bool | None = None
     graphs: float | None = None
     free: float | None = None
     total: float | None = None
