@@ -2,7 +2,7 @@
 
 Usage: python tests/vllm033/record_serve_options.py
 
-The names and defaults come from vLLM's own argument parser and environment variables. What an option
+Names and defaults come from vLLM's own argument parser and environment variables. What an option
 does to memory is written by hand in the table's last column, and kept; an option that is new gets a
 text which says that its effect is not known, so that it is named until somebody has looked.
 """

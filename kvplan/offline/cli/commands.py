@@ -18,6 +18,8 @@ class Entry(NamedTuple):
 COMMANDS: dict[str, Entry] = {
     "plan": Entry("plan", "Plan a model's KV cache: does it fit, how much does it hold?"),
     "fit": Entry("fit", "Find the longest context, or the least memory or GPUs, that fits."),
+    "serve-line": Entry("serve_line", "Print the vllm serve line that works."),
+    "log": Entry("log", "Explain a vLLM start-up log: memory, time, refusal; compare several."),
     "explain": Entry("explain", "One request's bill, group by group, in plain words."),
     "frontier": Entry("frontier", "Groups against tokens: vLLM's grouping and the better ones."),
     "diff": Entry("diff", "Two plans side by side."),

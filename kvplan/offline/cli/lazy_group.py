@@ -44,7 +44,12 @@ class LazyGroup(click.Group):
                 f"{did_you_mean(name, COMMANDS)} Commands: {', '.join(COMMANDS)}.",
                 ctx=ctx,
             )
-        return super().resolve_command(ctx, args)
+        found, command, rest = super().resolve_command(ctx, args)
+        if command is not None:
+            from kvplan.offline.cli.line_defaults import take_line
+
+            rest = take_line(ctx, command, rest)
+        return found, command, rest
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         """Run; a reader that went away is an error, whoever met it."""

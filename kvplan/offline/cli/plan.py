@@ -40,7 +40,7 @@ def command(as_json: bool, write_request: Path | None, **values: Any) -> int:
     question = read_question(values, needs_memory=write_request is None)
     given = question.planner_input()
     if write_request is not None:
-        _write_request(given, write_request)
+        write_request_file(given, write_request)
     if not given.available_memory and given.kv_cache_specs:
         return FITS
     try:
@@ -60,7 +60,8 @@ def command(as_json: bool, write_request: Path | None, **values: Any) -> int:
     return FITS
 
 
-def _write_request(given: PlannerInput, path: Path) -> None:
+def write_request_file(given: PlannerInput, path: Path) -> None:
+    """Write the whole input for ``--request``. Raises BadInput."""
     from kvplan import request
 
     recorded = request.from_objects(

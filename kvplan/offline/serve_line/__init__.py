@@ -2,14 +2,15 @@
 
 `read_line` takes the words of a shell line, of ``docker run``, or the name of a YAML file (a
 Kubernetes manifest, a compose file, a config of vLLM). `deployment_values` says what it means to
-the commands of kvplan, and `line_with` writes it again with other options.
+the commands of kvplan, and `written` writes it out again with other options.
 """
 
-from kvplan.offline.serve_line.arguments import Argument, parse_arguments
+from kvplan.offline.serve_line.arguments import Argument, find_option, parse_arguments
 from kvplan.offline.serve_line.deployment import Deployment, deployment_values
 from kvplan.offline.serve_line.errors import ServeLineError
 from kvplan.offline.serve_line.line import ServeLine, looks_like_line, read_line
 from kvplan.offline.serve_line.option_table import Option, option_table
+from kvplan.offline.serve_line.written import written
 
 __all__ = [
     "Argument",
@@ -18,8 +19,10 @@ __all__ = [
     "ServeLine",
     "ServeLineError",
     "deployment_values",
+    "find_option",
     "looks_like_line",
     "option_table",
     "parse_arguments",
     "read_line",
+    "written",
 ]

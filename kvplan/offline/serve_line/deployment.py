@@ -49,10 +49,10 @@ def deployment_values(line: ServeLine) -> Deployment:
         ServeLineError: The line has no model, or a value that only a shell could know.
     """
     given = line.values()
-    values: dict[str, Any] = {"model": [_model(line, given)]}
+    values: dict[str, Any] = {"model": _model(line, given)}
+    planned = {a.option.dest for a in line.arguments if a.option.is_planned} - set(_COMBINED)
     for dest, value in (given | _planned_environment(line)).items():
-        option = option_table().by_name.get(_spelled(line, dest)) or option_table().environment[dest]
-        if option.is_planned and dest not in _COMBINED:
+        if dest in planned or dest.isupper():
             values[_PARAMETERS.get(dest, dest)] = _as_text(dest, value)
     backend = _json(given, "attention_config").get("backend")
     if backend is not None:
@@ -61,10 +61,6 @@ def deployment_values(line: ServeLine) -> Deployment:
     if speculative:
         values["speculative_config"] = speculative
     return Deployment(values, _not_planned(line, given), _notes(line))
-
-
-def _spelled(line: ServeLine, dest: str) -> str:
-    return next((a.option.names[0] for a in line.arguments if a.option.dest == dest), "")
 
 
 def _planned_environment(line: ServeLine) -> dict[str, str]:
@@ -81,7 +77,8 @@ def _model(line: ServeLine, given: Mapping[str, Any]) -> str:
 
 
 def _known(what: str, text: str) -> str:
-    if "$" in text:
+    """The text, unless it is one that a shell fills in; JSON may hold what it likes."""
+    if "$" in text and not text.startswith("{"):
         raise ServeLineError(
             f"{what} is {text!r}, which a shell or a template would fill in; write its value"
         )
@@ -103,7 +100,7 @@ def _json(given: Mapping[str, Any], dest: str) -> dict[str, Any]:
     name = f"--{dest.replace('_', '-')}"
     if isinstance(value, str):
         try:
-            value = json.loads(_known(name, value))
+            value = json.loads(value)
         except (ValueError, RecursionError):
             raise ServeLineError(f"{name} is not JSON: {value!r}") from None
     if not isinstance(value, dict):

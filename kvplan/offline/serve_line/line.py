@@ -17,9 +17,21 @@ _YAML = (".yaml", ".yml")
 _SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
 _CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
 #: Options of ``docker run`` without a value; all others have one.
-_DOCKER_SWITCHES = frozenset(
-    "--detach --interactive --tty --rm --privileged --init --read-only --publish-all --quiet "
-    "--no-healthcheck --oom-kill-disable --sig-proxy --disable-content-trust --replace".split()
+_DOCKER_SWITCHES = (
+    "--detach",
+    "--interactive",
+    "--tty",
+    "--rm",
+    "--privileged",
+    "--init",
+    "--read-only",
+    "--publish-all",
+    "--quiet",
+    "--no-healthcheck",
+    "--oom-kill-disable",
+    "--sig-proxy",
+    "--disable-content-trust",
+    "--replace",
 )
 _DOCKER_SHORT_SWITCHES = frozenset("ditqP")
 _FULL_LINE = "e.g. vllm serve ORG/MODEL --tensor-parallel-size 2"
@@ -82,7 +94,11 @@ def read_line(words: Sequence[str]) -> ServeLine:
 
 
 def split_text(text: str) -> list[str]:
-    """The words of a line as a shell would see them. Raises ServeLineError where it would do more."""
+    """The words of a line as a shell would see them.
+
+    Raises:
+        ServeLineError: A shell would do more with it than split it, or cannot.
+    """
     joined = re.sub(r"\\\r?\n", " ", text)
     _refuse_shell_syntax(joined)
     try:

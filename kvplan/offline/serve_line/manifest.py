@@ -79,10 +79,14 @@ def _load(path: Path) -> list[Any]:
     try:
         import yaml
     except ImportError:
-        raise ServeLineError("reading YAML needs the package PyYAML: pip install pyyaml") from None
+        raise ServeLineError(
+            f"{path}: reading YAML needs the package PyYAML: pip install pyyaml"
+        ) from None
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise ServeLineError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; it is no manifest")
+            raise ServeLineError(
+                f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; it is no manifest"
+            )
         text = path.read_text(encoding="utf-8")
         return [document for document in yaml.safe_load_all(text) if document is not None]
     except OSError as error:

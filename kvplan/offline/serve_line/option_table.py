@@ -65,9 +65,7 @@ def option_table() -> OptionTable:
     environment: dict[str, Option] = {}
     for line in text.splitlines()[1:]:
         kind, names, negative, dest, default, effect = line.split("\t")
-        option = Option(
-            kind, tuple(names.split()), tuple(negative.split()), dest, default, effect
-        )
+        option = Option(kind, tuple(names.split()), tuple(negative.split()), dest, default, effect)
         if kind == "env":
             environment[dest] = option
         else:

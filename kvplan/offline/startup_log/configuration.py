@@ -23,8 +23,12 @@ _CONFIG_KEYS = {
     "kv_cache_dtype": "kv_cache_dtype",
     "enable_prefix_caching": "enable_prefix_caching",
 }
-_SPECULATIVE = re.compile(r"SpeculativeConfig\(method='(\w+)', model='?([^',]*)'?, num_spec_tokens=(\d+)")
+_SPECULATIVE = re.compile(
+    r"SpeculativeConfig\(method='(\w+)', model='?([^',]*)'?, num_spec_tokens=(\d+)"
+)
 _TELLS_NOTHING = (None, "None", "auto", "")
+#: What vLLM prints in place of a secret.
+_REDACTED = "***"
 
 
 def reconstructed_line(start: Start) -> ServeLine:
@@ -70,7 +74,7 @@ def _argument(dest: str, value: Any) -> Argument | None:
     """One option as it would be written; None where this version of vLLM has it no more."""
     name = f"--{dest.replace('_', '-')}"
     option = option_table().by_name.get(name)
-    if option is None or value is None:
+    if option is None or value is None or value in (_REDACTED, [_REDACTED]):
         return None
     if option.kind == "flag":
         off = option.negative_names[0] if option.negative_names else ""

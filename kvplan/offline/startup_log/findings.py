@@ -11,8 +11,8 @@ from kvplan.offline.startup_log.memory_sum import TOLERANCE_GIB, memory_sum
 _GRAPHS_GIB = 0.25
 #: Ranks differ when their figures do by more than this part.
 _RANKS = 0.01
-#: Memory of other processes on a GPU that is worth a word, in GiB.
-_OTHERS_GIB = 1.0
+#: Memory of other processes on a GPU that is worth a word, in GiB; a CUDA context is below it.
+_OTHERS_GIB = 2.0
 #: Padding layers that may waste less than this percentage are not.
 _PADDING_PERCENT = 3.0
 _BUFFER_GIB = 150 / 1024
@@ -55,8 +55,12 @@ def _graph_estimate(start: Start) -> Finding | None:
     estimated, taken, rank = max(pairs, key=lambda pair: abs(pair[0] - pair[1]))
     over = estimated - taken
     if over > max(_GRAPHS_GIB, 0.5 * max(taken, 0.0)) and _estimate_counts(rank):
-        to = "" if rank.total is None or rank.utilization is None else (
-            f" (--gpu-memory-utilization {min(1.0, rank.utilization + over / rank.total):.4f})"
+        to = (
+            ""
+            if rank.total is None or rank.utilization is None
+            else (
+                f" (--gpu-memory-utilization {min(1.0, rank.utilization + over / rank.total):.4f})"
+            )
         )
         return Finding(
             "graph estimate",
@@ -70,8 +74,8 @@ def _graph_estimate(start: Start) -> Finding | None:
         return Finding(
             "graph capture",
             f"CUDA graphs were estimated at {estimated:.2f} GiB and took {taken:.2f} GiB: "
-            f"{-over:.2f} GiB more than was kept for them, so a start at a high utilization may run "
-            "out of memory while it captures. Lower the utilization, or capture fewer sizes",
+            f"{-over:.2f} GiB more than was kept for them, so a start at a high utilization may "
+            "run out of memory while it captures. Lower the utilization, or capture fewer sizes",
         )
     return None
 
@@ -94,12 +98,10 @@ def _suggestion(start: Start) -> Finding | None:
         if abs(suggested - twice) > 2 * TOLERANCE_GIB:
             continue
         right = rank.suggested_bytes + round(estimated * 2**30)
-        instead = (
-            f"; --kv-cache-memory-bytes {right} is what fits" if right > 0 else ""
-        )
+        instead = f"; --kv-cache-memory-bytes {right} is what fits" if right > 0 else ""
         return Finding(
             "suggestion",
-            f"the suggested --kv-cache-memory={rank.suggested_bytes} ({suggested:.2f} GiB) counts "
+            f"The suggested --kv-cache-memory={rank.suggested_bytes} ({suggested:.2f} GiB) counts "
             f"the CUDA graphs twice, as estimated ({estimated:.2f} GiB) and as captured "
             f"({rank.graphs:.2f} GiB){instead}",
         )
@@ -125,7 +127,7 @@ def _ranks(start: Start) -> Finding | None:
                 limits += " unless its layers need less; VLLM_PP_LAYER_PARTITION moves layers"
         return Finding(
             "ranks",
-            f"the ranks differ: {what} is {values[least]:.2f} GiB on {least} and "
+            f"The ranks differ: {what} is {values[least]:.2f} GiB on {least} and "
             f"{values[most]:.2f} GiB on {most}{limits}",
         )
     return None

@@ -69,7 +69,9 @@ def _line(number: int, text: str) -> LogLine:
         if prefix is None or "pid=" not in (prefix["tags"] or ""):
             return LogLine(number, "", None, "", text)
         return LogLine(number, _process(prefix), None, "", prefix["message"].rstrip())
-    return LogLine(number, _process(match), _seconds(match), match["level"], match["message"].rstrip())
+    return LogLine(
+        number, _process(match), _seconds(match), match["level"], match["message"].rstrip()
+    )
 
 
 def _json_text(text: str) -> str:
@@ -99,4 +101,6 @@ def _seconds(match: re.Match[str]) -> int | None:
     if not 1 <= month <= 12:
         return None
     days = _DAYS_BEFORE[month - 1] + day - 1
-    return ((days * 24 + int(match["hour"])) * 60 + int(match["minute"])) * 60 + int(match["second"])
+    return ((days * 24 + int(match["hour"])) * 60 + int(match["minute"])) * 60 + int(
+        match["second"]
+    )

@@ -38,7 +38,7 @@ def memory_sum(rank: Rank) -> MemorySum:
     """The sum of a rank, as far as its figures go.
 
     Versions of vLLM differ in whether the logged activation holds the estimate of CUDA graphs; the
-    sum itself tells. Mirrors vllm/v1/worker/gpu_worker.py::Worker.determine_available_memory (0.33).
+    sum itself tells. Mirrors vllm/v1/worker/gpu_worker.py (0.33).
     """
     figures = {"weights": rank.weights, "non-torch": rank.non_torch}
     if rank.consumed is not None:

@@ -194,6 +194,7 @@ PHRASES = (
     ),
     _phrase("Chunked prefill is enabled", r"max_num_batched_tokens=(\d+)", _batched_tokens),
     _phrase("Starting to load model", r"Starting to load model", _nothing, "loading the weights"),
+    _phrase("Loading model from scratch", r"Loading model from", _nothing, "loading the weights"),
     _phrase("Time spent downloading", rf": {_N} seconds", _rank_seconds("download")),
     _phrase("Loading weights took", rf"took {_N} seconds", _rank_seconds("weights")),
     _phrase(
@@ -205,7 +206,9 @@ PHRASES = (
     _phrase("Dynamo bytecode transform time", rf"time: {_N} s", _rank_seconds("dynamo")),
     _phrase("Compiling a graph for", rf"takes {_N} s", _rank_seconds("inductor")),
     _phrase("Directly load the compiled graph", rf"took {_N} s", _rank_seconds("inductor")),
-    _phrase("torch.compile t", rf"torch\.compile (?:takes|took) {_N} s", _set_rank_seconds("compile")),
+    _phrase(
+        "torch.compile t", rf"torch\.compile (?:takes|took) {_N} s", _set_rank_seconds("compile")
+    ),
     _phrase("rofiling/warmup run took", rf"took {_N} s", _set_rank_seconds("profile")),
     _phrase(
         "Memory profiling takes",
@@ -227,13 +230,17 @@ PHRASES = (
     ),
     _phrase("Profiling CUDA graph memory", r"Profiling CUDA graph memory", _nothing),
     _phrase("Estimated CUDA graph memory", rf"memory: {_N} GiB", _rank_figures("graphs_estimated")),
-    _phrase("Available KV cache memory", rf"memory: {_N} GiB", _rank_figures("kv_cache"), "planning"),
+    _phrase(
+        "Available KV cache memory", rf"memory: {_N} GiB", _rank_figures("kv_cache"), "planning"
+    ),
     _phrase(
         "CUDA graph memory profiling",
         r"memory profiling (is enabled|is disabled|will be enabled)",
         _estimate_applies,
     ),
-    _phrase("The current --gpu-memory-utilization=", rf"utilization={_N} ", _utilization_of_profile),
+    _phrase(
+        "The current --gpu-memory-utilization=", rf"utilization={_N} ", _utilization_of_profile
+    ),
     _phrase(
         "Initial free memory",
         rf"Initial free memory {_N} GiB, reserved {_N} GiB",
@@ -256,9 +263,7 @@ PHRASES = (
         _captured,
         "warming up",
     ),
-    _phrase(
-        "CUDA graph pool memory", rf"{_N} GiB \(actual\), {_N} GiB \(estimated\)", _pool
-    ),
+    _phrase("CUDA graph pool memory", rf"{_N} GiB \(actual\), {_N} GiB \(estimated\)", _pool),
     _phrase(
         "Desired GPU memory utilization is",
         rf"Free memory on device(?: \S+)? \({_N}/{_N} GiB\) on startup.*?is \({_N}, {_N} GiB\)",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
 from typing import BinaryIO
 
 from kvplan.offline.startup_log.facts import Start
@@ -18,6 +17,7 @@ MAX_STARTS = 64
 _MARKS = {
     "LLM engine (v": "engine",
     "Starting to load model": "load",
+    "Loading model from scratch": "load",
     "odel loading took": "loaded",
     "Profiling CUDA graph memory": "graph profile",
     "Estimated CUDA graph memory": "graphs estimated",

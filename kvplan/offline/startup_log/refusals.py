@@ -39,7 +39,11 @@ _REFUSALS = tuple(
             rf"(?:.*?total capacity of {_N} GiB of which {_N} (?:[KMG]iB) is free)?",
             ("tried", "unit", "total_gib", "free"),
         ),
-        ("out of memory", r"out of memory occurred when warming up sampler with (\d+)", ("requests",)),
+        (
+            "out of memory",
+            r"out of memory occurred when warming up sampler with (\d+)",
+            ("requests",),
+        ),
         (
             "context",
             r"max_model_len \((\d+)\) is greater than the derived max_model_len "
