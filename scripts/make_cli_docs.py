@@ -18,7 +18,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 SECTION = re.compile(r"(<!-- options of kvplan ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 #: Stands for the options that several commands have in common.
 DEPLOYMENT = "MODEL"
-_WITH_DEPLOYMENT = ("plan", "fit", "explain", "frontier", "map")
+_WITH_DEPLOYMENT = ("plan", "fit", "serve-line", "explain", "frontier", "map")
 
 
 def _options(name: str) -> list[click.Option]:

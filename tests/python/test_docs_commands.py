@@ -29,7 +29,8 @@ def commands_of(page):
 
 
 @pytest.mark.parametrize(
-    ("page", "commands"), [("tutorial.md", 10), ("cli.md", 10), ("sliced.md", 3)]
+    ("page", "commands"),
+    [("tutorial.md", 10), ("cli.md", 10), ("sliced.md", 3), ("serve_line.md", 2)],
 )
 def test_commands_print_what_the_page_says(page, commands, tmp_path):
     pairs = commands_of(page)

@@ -1,7 +1,9 @@
 """``vllm serve`` lines: read by vLLM's names, never run, and written so that they work."""
 
 import json
+import re
 import shlex
+from pathlib import Path
 
 import pytest
 from cli_runner import run
@@ -307,3 +309,10 @@ def test_a_request_has_no_line(tmp_path):
     path = tmp_path / "request.json"
     run("plan", "llama-3.1-8b", "--memory", "30GiB", "--write-request", path)
     assert run("serve-line", "--request", path).exit_code == BAD_INPUT
+
+
+def test_the_json_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "serve_line.md").read_text()
+    part = page.partition("| field of `serve-line --json` |")[2]
+    answer = json.loads(run("serve-line", "llama-3.1-8b", "--memory", "3GiB", "--json").stdout)
+    assert sorted(re.findall(r"^\| `(\w+)` \|", part, re.M)) == sorted(answer)
