@@ -34,7 +34,7 @@ fi
 for kind in static shared; do
   step "install, $kind"
   prefix=$work/$kind
-  cmake -S "$source_dir" -B "$work/build-$kind" "${generator[@]}" -DKVPLAN_CUDA=OFF \
+  cmake -S "$source_dir" -B "$work/build-$kind" "${generator[@]}" -DKVPLAN_CUDA=OFF -DKVPLAN_UNITY=ON \
     -DBUILD_SHARED_LIBS=$([ $kind = shared ] && echo ON || echo OFF) \
     -DCMAKE_INSTALL_PREFIX="$prefix" > "$work/configure-$kind.log"
   cmake --build "$work/build-$kind" > "$work/build-$kind.log"
@@ -83,7 +83,7 @@ for vendor in add_subdirectory FetchContent; do
   json=$([ $vendor = FetchContent ] && echo OFF || echo AUTO)
   step "vendored by $vendor, KVPLAN_JSON=$json"
   cmake -S "$source_dir/tests/package/consumer" -B "$work/consumer-$vendor" "${generator[@]}" \
-    -DKVPLAN_SOURCE="$source_dir" -DKVPLAN_VENDOR=$vendor -DKVPLAN_CUDA=OFF -DKVPLAN_JSON=$json \
+    -DKVPLAN_SOURCE="$source_dir" -DKVPLAN_VENDOR=$vendor -DKVPLAN_CUDA=OFF -DKVPLAN_UNITY=ON -DKVPLAN_JSON=$json \
     > /dev/null
   cmake --build "$work/consumer-$vendor" > /dev/null
   "$work/consumer-$vendor/c_api_test" $([ $json = OFF ] && echo no-json)
