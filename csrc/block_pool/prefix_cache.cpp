@@ -123,6 +123,16 @@ bool BlockPool::reset_prefix_cache() {
   return true;
 }
 
+void BlockPool::emit_stored_event(std::span<const std::string_view> hashes, int64_t block_size,
+                                  PoolGroupId group_id) {
+  if (!state_->options.enable_events) return;
+  for (const std::string_view hash : hashes) detail::check_hash(hash);
+  state_->events.push_back({.kind = BlockPoolEvent::Kind::kStored,
+                            .group_id = group_id,
+                            .block_size = block_size,
+                            .hashes = {hashes.begin(), hashes.end()}});
+}
+
 std::vector<BlockPoolEvent> BlockPool::take_events() { return std::exchange(state_->events, {}); }
 
 bool BlockPool::has_events() const noexcept { return !state_->events.empty(); }

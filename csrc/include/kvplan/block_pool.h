@@ -154,6 +154,10 @@ class KVPLAN_API BlockPool {
   std::vector<CachedHash> remove_hashes(BlockId block);
   /// Forgets everything cached. False, and nothing happens, while a block is in use.
   bool reset_prefix_cache();
+  /// Queues a stored event, where events are enabled, for the first blocks of a request that are
+  /// cached already.
+  void emit_stored_event(std::span<const std::string_view> hashes, int64_t block_size,
+                         PoolGroupId group_id);
   std::vector<BlockPoolEvent> take_events();
   bool has_events() const noexcept;
 

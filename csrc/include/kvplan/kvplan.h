@@ -1,7 +1,8 @@
 #pragma once
 
-// Everything a C++ user needs: planner, checker, block pool.
+// Everything a C++ user needs: planner, checker, block pool, cache manager.
 #include "kvplan/block_pool.h"
+#include "kvplan/cache_manager.h"
 #include "kvplan/check.h"
 #include "kvplan/checked.h"
 #include "kvplan/compact.h"

@@ -1,0 +1,816 @@
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cache_manager/manager_state.h"
+#include "kvplan/errors.h"
+
+namespace kvplan::detail {
+namespace {
+
+using Demand = CacheManager::Demand;
+
+std::span<const BlockId> blocks_of(const PrefixHit* hit, size_t group) {
+  return hit == nullptr ? std::span<const BlockId>() : hit->blocks[group];
+}
+
+int64_t num_evictable(const BlockPool& pool, std::span<const BlockId> blocks) {
+  return std::count_if(blocks.begin(), blocks.end(), [&](BlockId block) {
+    return block != kNullBlock && pool.ref_count(block) == 0;
+  });
+}
+
+/// Whether a hit ends inside a block, which others then share.
+bool ends_inside(const GroupPolicy& group, std::span<const BlockId> hit, int64_t num_local) {
+  return !hit.empty() && num_local % group.block_size != 0;
+}
+
+/// Whether a backend can export the state at `position` in a step from `start` to `end`.
+/// Mirrors vllm/v1/kv_cache_interface.py::is_mamba_prefill_checkpoint_valid (0.33).
+bool can_export(const ManagerLayout& layout, const GroupPolicy& group, int64_t start, int64_t end,
+                int64_t position) {
+  const int64_t first_column = start == 0 ? -1 : (start - 1) / group.block_size;
+  const int64_t column = checked::cdiv(end, group.block_size) - 2;
+  return start % layout.hash_block_size == 0 && column > first_column &&
+         start + layout.hash_block_size <= position && position < end &&
+         (position - start) % group.checkpoint_alignment == 0;
+}
+
+/// Blocks that one group of a request needs. Mirrors the `get_num_blocks_to_allocate` methods of
+/// vllm/v1/core/single_type_kv_cache_manager.py (0.33).
+class GroupDemand {
+ public:
+  GroupDemand(ManagerState& state, Request& request, size_t group, const Demand& demand,
+              std::span<const BlockId> hit)
+      : state_(state),
+        request_(request),
+        group_id_(group),
+        group_(state.layout.groups[group]),
+        demand_(demand),
+        hit_(hit),
+        held_(request.tables[group_.table].length) {}
+
+  int64_t count() {
+    switch (group_.kind) {
+      case CacheKind::kCircularBuffer:
+        return held_ == 0 ? 1 : 0;
+      case CacheKind::kCrossAttention:
+        return checked::cdiv(demand_.num_encoder_tokens, group_.block_size) > held_
+                   ? checked::cdiv(demand_.num_encoder_tokens, group_.block_size) - held_
+                   : 0;
+      case CacheKind::kMamba:
+        // A state of this very step is not written yet: wait for the next.
+        if (is_cached_this_step()) return state_.layout.num_blocks + 1;
+        return group_.mamba_align
+                   ? count_states()
+                   : count_blocks(demand_.num_tokens +
+                                  group_.spec_block_size * group_.num_speculative_blocks);
+      default:
+        return count_blocks(demand_.num_tokens);
+    }
+  }
+
+ private:
+  bool is_cached_this_step() const {
+    if (hit_.empty() || hit_.back() == kNullBlock || state_.cached_this_step.empty()) return false;
+    const std::string_view hash = state_.pool->block_hash(hit_.back());
+    return !hash.empty() && state_.cached_this_step.contains(state_.step_key(hash, group_id_));
+  }
+
+  int64_t count_blocks(int64_t num_tokens) const {
+    int64_t required = checked::cdiv(num_tokens, group_.block_size);
+    if (demand_.apply_admission_cap) required = std::min(required, group_.admission_cap);
+    if (request_.groups[group_id_].is_known()) return std::max<int64_t>(required - held_, 0);
+    const int64_t skipped = group_.skipped_blocks(demand_.total_computed_tokens);
+    const int64_t num_hit = static_cast<int64_t>(hit_.size());
+    const int64_t fresh = std::max<int64_t>(required - std::max(skipped, num_hit + held_), 0);
+    const int64_t skipped_hit = std::clamp<int64_t>(skipped - held_, 0, num_hit);
+    const int64_t copied = ends_inside(group_, hit_, demand_.num_local_computed_tokens) ? 1 : 0;
+    return fresh + copied +
+           num_evictable(*state_.pool, hit_.subspan(static_cast<size_t>(skipped_hit)));
+  }
+
+  int64_t count_states() {
+    StateProgress& state = request_.states[group_.state];
+    const int64_t end = demand_.num_tokens_main_model;
+    int64_t fresh = checked::cdiv(end, group_.block_size) + group_.num_speculative_blocks -
+                    static_cast<int64_t>(hit_.size()) - held_;
+    const bool copied = ends_inside(group_, hit_, demand_.num_local_computed_tokens) ||
+                        request_.groups[group_id_].has_shared_tail();
+    if (copied) fresh = std::max<int64_t>(fresh, 0) + 1;
+    const int64_t position = state_.layout.checkpoint_position(end, state_.layout.hit_alignment);
+    const bool exports = position > 0 && exports_state(state, position);
+    if (!demand_.apply_admission_cap) {
+      state.checkpoint_block =
+          exports ? static_cast<int32_t>(checked::cdiv(end, group_.block_size) - 2) : -1;
+      state.checkpoint_tokens = exports ? static_cast<int32_t>(position) : 0;
+    }
+    if (fresh > 0) {
+      int64_t cap = 1 + (copied ? 1 : 0) + (exports ? 1 : 0);
+      if (!state.has_allocated) cap += group_.num_speculative_blocks;
+      fresh = std::min(fresh, cap);
+    }
+    return fresh + num_evictable(*state_.pool, hit_);
+  }
+
+  /// Whether this step writes a state at `position` into a block of its own.
+  bool exports_state(const StateProgress& state, int64_t position) {
+    const int64_t end = demand_.num_tokens_main_model;
+    if (!group_.has_prefill_checkpoint || end < demand_.prefill_end ||
+        !can_export(state_.layout, group_, demand_.total_computed_tokens, end, position)) {
+      return false;
+    }
+    const int64_t block = checked::cdiv(end, group_.block_size) - 2;
+    if (block < 0) return false;
+    return block >= held_ || state_.column(request_, group_)[block] == kNullBlock ||
+           (state.has_allocated && block >= held_ - group_.num_speculative_blocks);
+  }
+
+  ManagerState& state_;
+  Request& request_;
+  const size_t group_id_;
+  const GroupPolicy& group_;
+  const Demand& demand_;
+  const std::span<const BlockId> hit_;
+  const int64_t held_;
+};
+
+/// Carries out one allocation, after it is known to fit.
+class Grower {
+ public:
+  struct Sizes {
+    int64_t num_local = 0;     // computed tokens: the request's and the hit's
+    int64_t num_external = 0;  // and those that a connector loads
+    int64_t num_slots = 0;     // all tokens that need a place
+    int64_t num_main = 0;      // without lookahead
+    int64_t num_encoder = 0;
+    int64_t num_total() const { return num_local + num_external; }
+  };
+
+  Grower(ManagerState& state, RequestHandle handle, Request& request, const PrefixHit* hit,
+         const Sizes& sizes, std::span<const uint16_t> skip_zeroing)
+      : state_(state),
+        layout_(state.layout),
+        handle_(handle),
+        request_(request),
+        hit_(hit),
+        sizes_(sizes),
+        skip_zeroing_(skip_zeroing) {}
+
+  /// False, and nothing happens, if the tables would grow by more than `most_new_blocks`.
+  bool run(int64_t most_new_blocks) {
+    plan();
+    if (num_grown_ > most_new_blocks) return false;
+    take();
+    return true;
+  }
+
+ private:
+  size_t num_groups() const { return layout_.groups.size(); }
+  bool is_known() const {
+    return std::any_of(request_.groups.begin(), request_.groups.end(),
+                       [](const GroupProgress& progress) { return progress.is_known(); });
+  }
+
+  /// Works out every group's growth, and refuses what cannot be done, before anything changes.
+  void plan() {
+    adopts_ = ((hit_ != nullptr && !hit_->empty()) || sizes_.num_external > 0) && !is_known();
+    state_.growths.assign(num_groups(), {});
+    int64_t taken = 0;
+    for (size_t g = 0; g < num_groups(); ++g) {
+      const GroupPolicy& group = layout_.groups[g];
+      Growth& growth = state_.growths[g];
+      growth.adopted = request_.tables[group.table].length;
+      if (adopts_) plan_adoption(g, group, growth);
+      plan_growth(g, group, growth);
+      num_external_blocks_ += growth.external;
+      num_grown_ += growth.length() - growth.adopted;
+      taken += growth.external + growth.taken();
+    }
+    check_tables();
+    const int64_t num_free = state_.pool->num_free_blocks() - num_touched_free_;
+    if (taken > num_free) {
+      throw BlockPoolError("allocate: " + std::to_string(taken) + " blocks are needed and " +
+                           std::to_string(num_free) + " are free; nothing was allocated");
+    }
+  }
+
+  void plan_adoption(size_t g, const GroupPolicy& group, Growth& growth) {
+    if (group.kind == CacheKind::kCrossAttention) return;
+    if (group.kind == CacheKind::kCircularBuffer) {
+      if (growth.adopted == 0 && sizes_.num_external > 0) growth.external = 1;
+      return;
+    }
+    if (growth.adopted != 0) {
+      throw InvalidArgument("allocate: group " + std::to_string(g) + " of the request has " +
+                            std::to_string(growth.adopted) +
+                            " blocks already; computed tokens are taken over before the first");
+    }
+    const std::span<const BlockId> hit = blocks_of(hit_, g);
+    const auto num_hit = static_cast<int64_t>(hit.size());
+    const int64_t total = sizes_.num_total();
+    growth.skipped = group.skipped_blocks(total);
+    growth.adopted = std::max(growth.skipped, num_hit);
+    if (growth.skipped < num_hit) {
+      const std::span<const BlockId> kept = hit.subspan(static_cast<size_t>(growth.skipped));
+      num_touched_free_ += num_evictable(*state_.pool, kept);
+      if (ends_inside(group, kept, sizes_.num_local)) check_tail(g, group, growth, kept);
+    }
+    const int64_t to_load = std::min(total - group.skipped_tokens(total), sizes_.num_external);
+    if (to_load > 0) {
+      growth.external =
+          std::max<int64_t>(0, checked::cdiv(total, group.block_size) - growth.adopted);
+    }
+  }
+
+  void check_tail(size_t g, const GroupPolicy& group, Growth& growth,
+                  std::span<const BlockId> kept) {
+    growth.copied = true;
+    if (sizes_.num_local / group.block_size == growth.adopted - 1 && kept.back() != kNullBlock) {
+      return;
+    }
+    throw InvalidArgument("allocate: " + std::to_string(sizes_.num_local) +
+                          " computed tokens end inside a block of group " + std::to_string(g) +
+                          ", and the hit's " + std::to_string(growth.adopted) +
+                          " blocks do not end with it");
+  }
+
+  void plan_growth(size_t g, const GroupPolicy& group, Growth& growth) {
+    const int64_t length = growth.adopted + growth.external;
+    switch (group.kind) {
+      case CacheKind::kCircularBuffer:
+        growth.fresh = length == 0 ? 1 : 0;
+        return;
+      case CacheKind::kCrossAttention:
+        growth.fresh = blocks_missing(sizes_.num_encoder, group, length);
+        return;
+      case CacheKind::kMamba:
+        if (group.mamba_align) return plan_states(g, group, growth);
+        growth.fresh = blocks_missing(
+            sizes_.num_slots + group.block_size * group.num_speculative_blocks, group, length);
+        return;
+      default:
+        growth.fresh = blocks_missing(sizes_.num_slots, group, length);
+    }
+  }
+
+  static int64_t blocks_missing(int64_t num_tokens, const GroupPolicy& group, int64_t length) {
+    return std::max<int64_t>(0, checked::cdiv(num_tokens, group.block_size) - length);
+  }
+
+  /// Blocks of the sequence, null but for the last state, the exported one, and speculative ones at
+  /// the end.
+  void plan_states(size_t g, const GroupPolicy& group, Growth& growth) {
+    const StateProgress& state = request_.states[group.state];
+    growth.copied |= request_.groups[g].has_shared_tail();
+    const int64_t exported = state.has_checkpoint() ? 1 : 0;
+    const int64_t speculative = group.num_speculative_blocks;
+    const int64_t length = growth.adopted + growth.external;
+    const int64_t required = checked::cdiv(sizes_.num_main, group.block_size) + speculative;
+    if (required <= length && !growth.copied && exported == 0) return;
+    const int64_t first_kept = required - speculative - 1 - exported;
+    if (length < required - speculative - 1) {
+      growth.nulls = std::max<int64_t>(0, first_kept - length);
+    }
+    if (state.has_allocated) {
+      growth.relocated = std::clamp<int64_t>(std::min(length, first_kept) - (length - speculative),
+                                             0, speculative);
+    }
+    Column blocks = state_.column(request_, group);
+    for (int64_t i = 0; i < growth.relocated; ++i)
+      check_scratch(g, blocks[length - speculative + i]);
+    growth.fresh = std::max<int64_t>(0, required - (length + growth.nulls + growth.relocated));
+    int64_t most = 1 + exported;
+    if (!state.has_allocated) most += speculative;
+    if (growth.fresh > most) {
+      throw BlockPoolError("allocate: " + std::to_string(growth.fresh) + " new states in group " +
+                           std::to_string(g) + ", where a step has " + std::to_string(most));
+    }
+  }
+
+  /// A speculative block moves only while nobody else can see it.
+  void check_scratch(size_t g, BlockId block) const {
+    if (block != kNullBlock && state_.pool->ref_count(block) == 1 &&
+        !state_.pool->has_hash(block)) {
+      return;
+    }
+    throw BlockPoolError("allocate: speculative block " + std::to_string(block) + " of group " +
+                         std::to_string(g) + " is shared or cached, and cannot be moved");
+  }
+
+  /// Groups that share tables must end with equally many blocks.
+  void check_tables() {
+    state_.lengths.assign(layout_.tables.size(), -1);
+    for (size_t g = 0; g < num_groups(); ++g) {
+      int64_t& length = state_.lengths[layout_.groups[g].table];
+      if (length < 0) length = state_.growths[g].length();
+      if (length == state_.growths[g].length()) continue;
+      throw InvalidArgument("allocate: the hit has " + std::to_string(blocks_of(hit_, g).size()) +
+                            " blocks of group " + std::to_string(g) + ", more than " +
+                            std::to_string(sizes_.num_local) + " computed tokens fill");
+    }
+  }
+
+  void take() {
+    // Everything that is found is held before anything is taken, which could evict it.
+    if (adopts_) {
+      for (size_t g = 0; g < num_groups(); ++g) touch(g);
+    }
+    for (size_t t = 0; t < layout_.tables.size(); ++t) grow_table(t);
+    if (adopts_) {
+      for (size_t g = 0; g < num_groups(); ++g) adopt(g);
+    }
+    if (num_external_blocks_ > 0) take_external();
+    take_new();
+  }
+
+  void touch(size_t g) {
+    const std::span<const BlockId> hit = blocks_of(hit_, g);
+    const auto skipped = static_cast<size_t>(state_.growths[g].skipped);
+    if (skipped < hit.size()) state_.pool->touch(hit.subspan(skipped));
+  }
+
+  void grow_table(size_t t) {
+    BlockTables& table = request_.tables[t];
+    table.length = state_.lengths[t];
+    table.ids.resize(static_cast<size_t>(table.length) * layout_.tables[t].num_columns, kNullBlock);
+  }
+
+  void adopt(size_t g) {
+    const GroupPolicy& group = layout_.groups[g];
+    if (group.kind == CacheKind::kCrossAttention || group.kind == CacheKind::kCircularBuffer) {
+      return;
+    }
+    const Growth& growth = state_.growths[g];
+    const std::span<const BlockId> hit = blocks_of(hit_, g);
+    Column blocks = state_.column(request_, group);
+    for (auto i = static_cast<size_t>(growth.skipped); i < hit.size(); ++i) {
+      blocks[static_cast<int64_t>(i)] = hit[i];
+    }
+    GroupProgress& progress = request_.groups[g];
+    progress.num_cached = static_cast<int32_t>(growth.adopted);
+    if (growth.copied) {
+      progress.shared_tail = progress.num_cached = static_cast<int32_t>(growth.adopted - 1);
+      progress.tail_source = hit.back();
+    }
+  }
+
+  bool is_loaded(size_t g) const {
+    return std::find(skip_zeroing_.begin(), skip_zeroing_.end(), g) != skip_zeroing_.end();
+  }
+
+  void take_external() {
+    state_.ids.resize(static_cast<size_t>(num_external_blocks_));
+    state_.pool->get_new_blocks(state_.ids);
+    size_t next = 0;
+    for (size_t g = 0; g < num_groups(); ++g) {
+      const Growth& growth = state_.growths[g];
+      Column blocks = state_.column(request_, layout_.groups[g]);
+      for (int64_t i = 0; i < growth.external; ++i) {
+        const BlockId block = state_.ids[next++];
+        blocks[growth.adopted + i] = block;
+        if (layout_.groups[g].records_new && !is_loaded(g)) {
+          state_.new_block_ids[g].push_back(block);
+        }
+      }
+    }
+  }
+
+  void take_new() {
+    size_t total = 0;
+    for (const Growth& growth : state_.growths) total += static_cast<size_t>(growth.taken());
+    state_.ids.resize(total);
+    if (total > 0) state_.pool->get_new_blocks(state_.ids);
+    NewBlocks& result = state_.new_blocks;
+    result.clear();
+    std::span<const BlockId> taken = state_.ids;
+    for (size_t g = 0; g < num_groups(); ++g) {
+      const Growth& growth = state_.growths[g];
+      const auto count = static_cast<size_t>(growth.taken());
+      if (layout_.groups[g].mamba_align) {
+        place_states(g, growth, taken.first(count));
+      } else if (count > 0) {
+        place(g, growth, taken.first(count));
+      }
+      taken = taken.subspan(count);
+      result.begins[g + 1] = result.ids.size();
+    }
+  }
+
+  void place(size_t g, const Growth& growth, std::span<const BlockId> taken) {
+    const GroupPolicy& group = layout_.groups[g];
+    Column blocks = state_.column(request_, group);
+    std::vector<BlockId>& result = state_.new_blocks.ids;
+    result.insert(result.end(), taken.begin(), taken.end());
+    if (growth.copied) {
+      redirect_tail(g, blocks, taken[0]);
+      state_.new_block_ids[g].push_back(taken[0]);
+      taken = taken.subspan(1);
+    }
+    const int64_t end = growth.length() - growth.fresh;
+    for (size_t i = 0; i < taken.size(); ++i) blocks[end + static_cast<int64_t>(i)] = taken[i];
+    if (group.records_new) {
+      std::vector<BlockId>& zeroed = state_.new_block_ids[g];
+      zeroed.insert(zeroed.end(), taken.begin(), taken.end());
+    }
+  }
+
+  /// The request continues in a copy of the block that it shares. Both ends stay held until the
+  /// copy is made.
+  void redirect_tail(size_t g, Column& blocks, BlockId copy) {
+    GroupProgress& progress = request_.groups[g];
+    blocks[progress.shared_tail] = copy;
+    state_.copies[g].push_back({.source = progress.tail_source, .destination = copy});
+    state_.pool->set_ref_count(copy, 2);
+    progress.shared_tail = -1;
+  }
+
+  void place_states(size_t g, const Growth& growth, std::span<const BlockId> taken) {
+    const GroupPolicy& group = layout_.groups[g];
+    StateProgress& state = request_.states[group.state];
+    const bool had_allocated = state.has_allocated;
+    state.has_allocated = true;
+    const int64_t length = growth.adopted + growth.external;
+    if (growth.length() == length && taken.empty() && !state.has_checkpoint() &&
+        !request_.groups[g].has_shared_tail()) {
+      return;
+    }
+    if (had_allocated) {
+      state.last_state = static_cast<int32_t>(length - 1 - group.num_speculative_blocks);
+    } else if (length > 0) {
+      state.last_state = static_cast<int32_t>(length - 1);
+    }
+    Column blocks = state_.column(request_, group);
+    int64_t end = length + growth.nulls;
+    const int64_t first_speculative = length - group.num_speculative_blocks;
+    for (int64_t i = 0; i < growth.relocated; ++i) {
+      blocks[end++] = std::exchange(blocks[first_speculative + i], kNullBlock);
+    }
+    std::vector<BlockId>& result = state_.new_blocks.ids;
+    if (growth.copied) {
+      const BlockId copy = taken[0];
+      taken = taken.subspan(1);
+      if (had_allocated) {
+        move_tail_hashes(g, copy);
+      } else {
+        redirect_tail(g, blocks, copy);
+        result.push_back(copy);
+      }
+    }
+    for (size_t i = 0; i < taken.size(); ++i) blocks[end + static_cast<int64_t>(i)] = taken[i];
+    for (int64_t i = length; i < growth.length(); ++i) result.push_back(blocks[i]);
+  }
+
+  /// A running request goes on in the block that it has, since its worker's table only grows: the
+  /// cache gets the copy.
+  void move_tail_hashes(size_t g, BlockId copy) {
+    GroupProgress& progress = request_.groups[g];
+    StateProgress& state = request_.states[layout_.groups[g].state];
+    const BlockId source = progress.tail_source;
+    state_.pool->move_block_hashes(source, copy);
+    state_.copies[g].push_back({.source = source, .destination = copy});
+    state_.pool->touch(std::span(&source, 1));
+    if (state.producer_block != kNullBlock) {
+      state_.boundary_states[g].push_back({.request = handle_,
+                                           .group = static_cast<uint16_t>(g),
+                                           .block = copy,
+                                           .num_tokens = state.producer_tokens});
+      state.producer_block = kNullBlock;
+    }
+    // Only this step's copy fills the block.
+    if (state_.pool->has_hash(copy)) {
+      state_.cached_this_step.insert(state_.step_key(state_.pool->block_hash(copy), g));
+    }
+    progress.shared_tail = -1;
+  }
+
+  ManagerState& state_;
+  const ManagerLayout& layout_;
+  const RequestHandle handle_;
+  Request& request_;
+  const PrefixHit* const hit_;
+  const Sizes sizes_;
+  const std::span<const uint16_t> skip_zeroing_;
+  bool adopts_ = false;
+  int64_t num_external_blocks_ = 0;
+  int64_t num_grown_ = 0;
+  int64_t num_touched_free_ = 0;  // of the hit's blocks, in the free list
+};
+
+void check_count(const char* name, int64_t value) {
+  if (value >= 0 && value <= std::numeric_limits<int32_t>::max()) return;
+  throw InvalidArgument(std::string("allocate: ") + name + " is 0 to 2147483647, not " +
+                        std::to_string(value));
+}
+
+void check_allocation(const ManagerState& state, const RequestTokens& tokens, const Allocation& a) {
+  check_tokens(tokens);
+  check_count("num_new_tokens", a.num_new_tokens);
+  check_count("num_new_computed_tokens", a.num_new_computed_tokens);
+  check_count("num_external_computed_tokens", a.num_external_computed_tokens);
+  check_count("num_lookahead_tokens", a.num_lookahead_tokens);
+  check_count("num_encoder_tokens", a.num_encoder_tokens);
+  check_count("reserved_blocks", a.reserved_blocks);
+  if (a.num_new_tokens + a.num_new_computed_tokens + a.num_external_computed_tokens == 0) {
+    throw InvalidArgument(
+        "allocate: num_new_tokens must be greater than 0 when there are no "
+        "computed tokens to adopt");
+  }
+  for (const uint16_t group : a.skip_zeroing_groups) {
+    if (group >= state.layout.groups.size()) {
+      throw InvalidArgument("allocate: there is no group " + std::to_string(group));
+    }
+  }
+  const int64_t main = tokens.num_computed_tokens + a.num_new_computed_tokens +
+                       a.num_external_computed_tokens + a.num_new_tokens;
+  const int64_t limit = state.layout.max_model_len;
+  if (std::min(main, tokens.num_tokens) > limit) {
+    throw InvalidArgument("allocate: " + std::to_string(std::min(main, tokens.num_tokens)) +
+                          " tokens are more than max_model_len = " + std::to_string(limit));
+  }
+}
+
+}  // namespace
+
+void check_tokens(const RequestTokens& tokens) {
+  check_count("num_tokens", tokens.num_tokens);
+  check_count("num_prompt_tokens", tokens.num_prompt_tokens);
+  check_count("num_computed_tokens", tokens.num_computed_tokens);
+  check_count("num_in_flight_tokens", tokens.num_in_flight_tokens);
+  check_count("shared_prefix_boundary", tokens.shared_prefix_boundary);
+}
+
+void ManagerState::check_hit(const Request& request, const PrefixHit& hit) const {
+  if (hit.blocks.size() != layout.groups.size()) {
+    throw InvalidArgument("a hit has the blocks of " + std::to_string(layout.groups.size()) +
+                          " groups, not of " + std::to_string(hit.blocks.size()));
+  }
+  if (hit.empty()) return;
+  for (size_t g = 0; g < hit.blocks.size(); ++g) {
+    const std::vector<BlockId>& blocks = hit.blocks[g];
+    if (blocks.empty()) continue;
+    const CacheKind kind = layout.groups[g].kind;
+    if (!layout.enable_caching || kind == CacheKind::kCrossAttention ||
+        kind == CacheKind::kCircularBuffer) {
+      throw InvalidArgument("group " + std::to_string(g) +
+                            " is not cached, but the hit has blocks of it");
+    }
+    for (const BlockId block : blocks) {
+      if (block >= 0 && block < pool->num_blocks()) continue;
+      throw BlockPoolError("a hit of group " + std::to_string(g) + " names block " +
+                           std::to_string(block) + ", which is not in the pool");
+    }
+    if (std::any_of(request.groups.begin(), request.groups.end(),
+                    [](const GroupProgress& progress) { return progress.is_known(); })) {
+      throw InvalidArgument("a running request takes over no more computed blocks");
+    }
+  }
+}
+
+int64_t ManagerState::blocks_needed(Request& request, const CacheManager::Demand& demand,
+                                    const PrefixHit* hit) {
+  Demand adjusted = demand;
+  // Otherwise every chunk keeps a state, not only the last.
+  if (layout.retention_interval != 0) adjusted.prefill_end = 0;
+  int64_t needed = 0;
+  for (size_t g = 0; g < layout.groups.size(); ++g) {
+    needed += GroupDemand(*this, request, g, adjusted, blocks_of(hit, g)).count();
+  }
+  return needed;
+}
+
+StepResult::Stop ManagerState::allocate(RequestHandle handle, const RequestTokens& tokens,
+                                        const Allocation& a, const PrefixHit* hit,
+                                        int64_t most_new_blocks) {
+  using Stop = StepResult::Stop;
+  Request& request = request_of(handle);
+  check_allocation(*this, tokens, a);
+  if (hit != nullptr) check_hit(request, *hit);
+  request.tokens = tokens;
+  quiet_until[static_cast<size_t>(handle)] = 0;
+
+  Grower::Sizes sizes{
+      .num_local = tokens.num_computed_tokens + a.num_new_computed_tokens,
+      .num_external = a.num_external_computed_tokens,
+      .num_encoder = a.num_encoder_tokens,
+  };
+  const int64_t computed = std::min(sizes.num_total(), layout.max_model_len);
+  const int64_t headroom = a.apply_watermark ? layout.watermark_blocks : 0;
+  Demand demand{
+      .num_encoder_tokens = a.num_encoder_tokens,
+      .num_local_computed_tokens = sizes.num_local,
+      .prefill_end = std::max(tokens.num_prompt_tokens, tokens.num_tokens - 1),
+  };
+  if (a.full_sequence_must_fit) {
+    demand.num_tokens = std::min(tokens.num_tokens, layout.max_model_len);
+    demand.num_tokens_main_model = demand.num_tokens;
+    demand.total_computed_tokens = computed;
+    demand.apply_admission_cap = true;
+    if (blocks_needed(request, demand, hit) + headroom > pool->num_free_blocks()) {
+      return Stop::kNoBlocks;
+    }
+  }
+  sizes.num_main = computed + a.num_new_tokens;
+  sizes.num_slots = std::min(sizes.num_main + a.num_lookahead_tokens, layout.max_model_len);
+
+  // Steps in flight still read what lies below their own windows.
+  const int64_t processed = std::max<int64_t>(0, computed - tokens.num_in_flight_tokens);
+  remove_skipped(request, processed, tokens.num_prompt_tokens);
+  demand.num_tokens = sizes.num_slots;
+  demand.num_tokens_main_model = sizes.num_main;
+  demand.total_computed_tokens = sizes.num_total();
+  demand.apply_admission_cap = false;
+  const int64_t needed = blocks_needed(request, demand, hit);
+  if (needed + headroom > pool->num_free_blocks() - a.reserved_blocks) {
+    return Stop::kNoBlocks;
+  }
+
+  if (!Grower(*this, handle, request, hit, sizes, a.skip_zeroing_groups).run(most_new_blocks)) {
+    return Stop::kNoRoom;
+  }
+  int64_t num_cached = 0;
+  if (layout.enable_caching && !a.delay_cache_blocks) {
+    num_cached = std::min(sizes.num_main, tokens.num_tokens);
+    commit(handle, request, num_cached);
+  }
+  quiet_until[static_cast<size_t>(handle)] = next_need(request, processed, num_cached);
+  return Stop::kDone;
+}
+
+namespace {
+
+void check_step(const DecodeStep& step) {
+  const size_t size = step.requests.size();
+  const auto fits = [&](std::span<const int64_t> array) {
+    return array.empty() || array.size() == size;
+  };
+  if (step.num_computed_tokens.size() != size || !fits(step.num_new_tokens) ||
+      !fits(step.num_tokens) || !fits(step.num_in_flight_tokens)) {
+    throw InvalidArgument("schedule: the arrays of a step of " + std::to_string(size) +
+                          " requests have an element a request, or none where one may be left out");
+  }
+  if (size > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
+    throw InvalidArgument("schedule: no more than 2147483647 requests");
+  }
+}
+
+int64_t at(std::span<const int64_t> array, size_t i, int64_t otherwise) {
+  return array.empty() ? otherwise : array[i];
+}
+
+}  // namespace
+
+StepResult ManagerState::schedule(const DecodeStep& step, std::span<AppendedBlock> appended) {
+  check_step(step);
+  StepResult result;
+  for (size_t row = 0; row < step.requests.size(); ++row) {
+    const RequestHandle handle = step.requests[row];
+    const int64_t computed = step.num_computed_tokens[row];
+    const int64_t fresh = at(step.num_new_tokens, row, 1);
+    const auto i = static_cast<size_t>(handle);
+    if (i < quiet_until.size() && fresh > 0 && computed >= 0 &&
+        computed + fresh + step.num_lookahead_tokens < quiet_until[i]) {
+      ++result.num_scheduled;
+      continue;
+    }
+    RequestTokens tokens = request_of(handle).tokens;
+    tokens.num_computed_tokens = computed;
+    tokens.num_tokens = at(step.num_tokens, row, computed + fresh);
+    tokens.num_in_flight_tokens = at(step.num_in_flight_tokens, row, 0);
+    const std::span<AppendedBlock> room = appended.subspan(result.num_appended);
+    result.stop =
+        allocate(handle, tokens,
+                 {.num_new_tokens = fresh, .num_lookahead_tokens = step.num_lookahead_tokens},
+                 nullptr, static_cast<int64_t>(room.size()));
+    if (result.stop != StepResult::Stop::kDone) break;
+    result.num_appended += append(static_cast<int32_t>(row), handle, room);
+    ++result.num_scheduled;
+  }
+  return result;
+}
+
+size_t ManagerState::append(int32_t row, RequestHandle handle, std::span<AppendedBlock> out) {
+  if (new_blocks.ids.empty()) return 0;
+  const Request& request = request_of(handle);
+  size_t count = 0;
+  for (size_t g = 0; g < layout.groups.size(); ++g) {
+    const auto size = static_cast<int64_t>(new_blocks.begins[g + 1] - new_blocks.begins[g]);
+    int64_t position = request.tables[layout.groups[g].table].length - size;
+    for (int64_t n = 0; n < size; ++n) {
+      out[count] = {.row = row,
+                    .group = static_cast<int32_t>(g),
+                    .position = static_cast<int32_t>(position++),
+                    .block = new_blocks.ids[count]};
+      ++count;
+    }
+  }
+  return count;
+}
+
+namespace {
+
+/// When a group needs something next, in tokens.
+class NextNeed {
+ public:
+  NextNeed(ManagerState& state, Request& request, size_t group, int64_t num_processed,
+           int64_t num_cached_tokens)
+      : layout_(state.layout),
+        request_(request),
+        group_(layout_.groups[group]),
+        progress_(request.groups[group]),
+        blocks_(state.column(request, group_)),
+        num_processed_(num_processed),
+        cacheable_(layout_.cacheable_tokens(group_, num_cached_tokens)) {}
+
+  int64_t find() {
+    switch (group_.kind) {
+      case CacheKind::kCrossAttention:
+        return kNever;
+      case CacheKind::kCircularBuffer:
+        return blocks_.size() == 0 ? 0 : kNever;
+      case CacheKind::kMamba:
+        if (group_.mamba_align) return std::min(next_state(), next_commit());
+        return std::min(next_block(), next_drop());
+      default:
+        return std::min({next_block(), next_drop(), next_commit(), next_tail()});
+    }
+  }
+
+ private:
+  /// A step of at least one new token has at least one token more than are computed.
+  static int64_t after_computed(int64_t num_computed) {
+    return num_computed == kNever ? kNever : num_computed + 1;
+  }
+  int64_t next_block() {
+    return std::max<int64_t>(0, blocks_.size() - group_.num_speculative_blocks) *
+               group_.block_size +
+           1;
+  }
+  int64_t next_drop() {
+    if (group_.kind == CacheKind::kRSWA) {
+      const int64_t dropped =
+          std::max(request_.tokens.num_prompt_tokens, num_processed_ - group_.window) /
+          group_.block_size;
+      return after_computed((dropped + 1) * group_.block_size + group_.window);
+    }
+    return after_computed(group_.computed_to_skip(group_.skipped_blocks(num_processed_) + 1));
+  }
+  int64_t next_commit() {
+    if (!layout_.enable_caching || !group_.prefix_cacheable) return kNever;
+    const int64_t next = std::max(progress_.num_cached, 0) + 1;
+    return layout_.computed_to_cache(group_, next * group_.block_size);
+  }
+  /// The end of the prompt inside a block, cached once the tokens before it are.
+  int64_t next_tail() {
+    if (!layout_.enable_caching || !group_.is_full ||
+        group_.block_size == layout_.hash_block_size) {
+      return kNever;
+    }
+    const int64_t limit = request_.tokens.num_prompt_tokens - (group_.use_eagle ? 0 : 1);
+    return next_boundary(floor_to(std::max<int64_t>(0, limit), layout_.hash_block_size));
+  }
+  int64_t next_boundary(int64_t boundary) {
+    return boundary < cacheable_ || boundary == 0 ? kNever
+                                                  : layout_.computed_to_cache(group_, boundary);
+  }
+  int64_t next_state() {
+    const StateProgress& state = request_.states[group_.state];
+    if (progress_.has_shared_tail() || state.has_checkpoint()) return 0;
+    const int64_t size = group_.block_size;
+    int64_t next = std::min(next_block(), (state.num_retired + 1) * size + 2);
+    if (state.last_state >= 0 && blocks_[state.last_state] != kNullBlock) {
+      next = std::min(next, (state.last_state + 1) * size + 2);
+    }
+    if (!layout_.enable_caching) return next;
+    next = std::min(next, next_boundary(layout_.checkpoint_position(
+                              request_.tokens.num_prompt_tokens, layout_.hash_block_size)));
+    if (layout_.shared_prefix_checkpoint) {
+      next = std::min(next, next_boundary(request_.tokens.shared_prefix_boundary));
+    }
+    return next;
+  }
+
+  const ManagerLayout& layout_;
+  const Request& request_;
+  const GroupPolicy& group_;
+  const GroupProgress& progress_;
+  Column blocks_;
+  const int64_t num_processed_;
+  const int64_t cacheable_;
+};
+
+}  // namespace
+
+int64_t ManagerState::next_need(Request& request, int64_t num_processed,
+                                int64_t num_cached_tokens) {
+  int64_t next = kNever;
+  for (size_t g = 0; g < layout.groups.size(); ++g) {
+    next = std::min(next, NextNeed(*this, request, g, num_processed, num_cached_tokens).find());
+  }
+  return next;
+}
+
+}  // namespace kvplan::detail

@@ -1,0 +1,470 @@
+#include "kvplan/cache_manager.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "block_pool/invariant.h"
+#include "cache_manager/manager_state.h"
+#include "kvplan/errors.h"
+
+namespace kvplan {
+
+using detail::Column;
+using detail::GroupPolicy;
+using detail::ManagerState;
+using detail::OperationCheck;
+using detail::Request;
+
+namespace detail {
+namespace {
+
+std::shared_ptr<BlockPool> make_pool(const CacheManagerOptions& options) {
+  return std::make_shared<BlockPool>(options.num_blocks,
+                                     BlockPoolOptions{.enable_caching = options.enable_caching,
+                                                      .enable_events = options.enable_events});
+}
+
+}  // namespace
+
+ManagerState::ManagerState(const CacheManagerOptions& options, std::shared_ptr<BlockPool> pool_)
+    : OperationState(static_cast<uint64_t>(std::max<int64_t>(0, options.num_blocks))),
+      layout(options),
+      pool(pool_ ? std::move(pool_) : make_pool(options)),
+      new_block_ids(layout.groups.size()),
+      copies(layout.groups.size()),
+      boundary_states(layout.groups.size()) {
+  new_blocks.begins.assign(layout.groups.size() + 1, 0);
+  if (pool->num_blocks() != options.num_blocks ||
+      pool->enable_caching() != options.enable_caching) {
+    throw InvalidArgument("the pool has " + std::to_string(pool->num_blocks()) + " blocks" +
+                          (pool->enable_caching() ? " and caches" : " and does not cache") +
+                          ", unlike the options, which say " + std::to_string(options.num_blocks));
+  }
+}
+
+Request& ManagerState::request_of(RequestHandle handle) {
+  const auto i = static_cast<size_t>(handle);
+  if (i >= requests.size() || !requests[i].in_use) {
+    throw InvalidArgument("no request has handle " + std::to_string(static_cast<int32_t>(handle)));
+  }
+  return requests[i];
+}
+
+std::string ManagerState::step_key(std::string_view hash, size_t group) {
+  std::string key(hash);
+  key.push_back(static_cast<char>(group & 0xff));
+  key.push_back(static_cast<char>(group >> 8));
+  return key;
+}
+
+namespace {
+
+const GroupPolicy& group_of(const ManagerState& state, size_t group) {
+  if (group >= state.layout.groups.size()) {
+    throw InvalidArgument("there is no group " + std::to_string(group) + " of " +
+                          std::to_string(state.layout.groups.size()));
+  }
+  return state.layout.groups[group];
+}
+
+}  // namespace
+}  // namespace detail
+
+CacheManager::CacheManager(const CacheManagerOptions& options) : CacheManager(options, nullptr) {}
+CacheManager::CacheManager(const CacheManagerOptions& options, std::shared_ptr<BlockPool> pool)
+    : state_(std::make_unique<ManagerState>(options, std::move(pool))) {}
+CacheManager::~CacheManager() = default;
+CacheManager::CacheManager(CacheManager&&) noexcept = default;
+CacheManager& CacheManager::operator=(CacheManager&&) noexcept = default;
+
+size_t CacheManager::num_groups() const noexcept { return state_->layout.groups.size(); }
+int64_t CacheManager::block_size(size_t group) const noexcept {
+  return group < num_groups() ? state_->layout.groups[group].block_size : 0;
+}
+int64_t CacheManager::scheduler_block_size() const noexcept {
+  return state_->layout.scheduler_block_size;
+}
+int64_t CacheManager::hash_block_size() const noexcept { return state_->layout.hash_block_size; }
+int64_t CacheManager::hit_alignment() const noexcept { return state_->layout.hit_alignment; }
+bool CacheManager::enable_partial_hits() const noexcept { return state_->layout.partial_hits; }
+bool CacheManager::mamba_shared_prefix_checkpoint() const noexcept {
+  return state_->layout.shared_prefix_checkpoint;
+}
+int64_t CacheManager::watermark_blocks() const noexcept { return state_->layout.watermark_blocks; }
+BlockPool& CacheManager::pool() noexcept { return *state_->pool; }
+const BlockPool& CacheManager::pool() const noexcept { return *state_->pool; }
+
+// Requests.
+
+RequestHandle CacheManager::add_request() {
+  ManagerState& s = *state_;
+  const OperationCheck check(s);
+  size_t i = s.requests.size();
+  if (!s.unused_handles.empty()) {
+    i = static_cast<size_t>(s.unused_handles.back());
+    s.unused_handles.pop_back();
+  } else {
+    if (i >= static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
+      throw InvalidArgument("no more than 2147483647 requests");
+    }
+    s.requests.emplace_back();
+    s.quiet_until.push_back(0);
+    // So that giving a handle back cannot fail.
+    s.unused_handles.reserve(s.requests.capacity());
+    Request& request = s.requests.back();
+    request.tables.resize(s.layout.tables.size());
+    request.groups.resize(s.layout.groups.size());
+    request.states.resize(s.layout.num_states);
+  }
+  s.requests[i].in_use = true;
+  return static_cast<RequestHandle>(i);
+}
+
+void CacheManager::remove_request(RequestHandle handle) {
+  free(handle);
+  ManagerState& s = *state_;
+  Request& request = s.request_of(handle);
+  request.in_use = false;
+  request.hashes.clear();
+  request.tokens = {};
+  s.unused_handles.push_back(static_cast<int32_t>(handle));
+}
+
+size_t CacheManager::num_requests() const noexcept {
+  return state_->requests.size() - state_->unused_handles.size();
+}
+
+bool CacheManager::has_request(RequestHandle request) const noexcept {
+  const auto i = static_cast<size_t>(request);
+  return i < state_->requests.size() && state_->requests[i].in_use;
+}
+
+void CacheManager::append_hashes(RequestHandle handle, std::span<const std::byte> hashes) {
+  ManagerState& s = *state_;
+  Request& request = s.request_of(handle);
+  if (hashes.size() % s.layout.hash_bytes != 0) {
+    throw InvalidArgument("append_hashes: " + std::to_string(hashes.size()) +
+                          " bytes are not hashes of " + std::to_string(s.layout.hash_bytes) +
+                          " bytes each");
+  }
+  const auto* first = reinterpret_cast<const char*>(hashes.data());
+  request.hashes.insert(request.hashes.end(), first, first + hashes.size());
+}
+
+void CacheManager::truncate_hashes(RequestHandle handle, int64_t count) {
+  ManagerState& s = *state_;
+  Request& request = s.request_of(handle);
+  if (count < 0 || static_cast<size_t>(count) > s.hash_count(request)) {
+    throw InvalidArgument("truncate_hashes: the request has " +
+                          std::to_string(s.hash_count(request)) + " hashes, not " +
+                          std::to_string(count));
+  }
+  request.hashes.resize(static_cast<size_t>(count) * s.layout.hash_bytes);
+  s.quiet_until[static_cast<size_t>(handle)] = 0;
+}
+
+int64_t CacheManager::num_hashes(RequestHandle handle) const {
+  return static_cast<int64_t>(state_->hash_count(state_->request_of(handle)));
+}
+
+// Prefix cache.
+
+void CacheManager::find_prefix(RequestHandle request, int64_t max_tokens, PrefixHit& hit) const {
+  state_->find_prefix(state_->request_of(request), max_tokens, hit);
+}
+
+void CacheManager::find_prefix_for_connector(RequestHandle request, int64_t max_tokens,
+                                             PrefixHit& hit) const {
+  state_->find_prefix_for_connector(state_->request_of(request), max_tokens, hit);
+}
+
+void CacheManager::truncate_prefix(PrefixHit& hit, int64_t num_tokens) const {
+  const ManagerState& s = *state_;
+  if (hit.blocks.size() != num_groups() || num_tokens < 0) {
+    throw InvalidArgument("truncate_prefix: a hit of " + std::to_string(hit.blocks.size()) +
+                          " groups to " + std::to_string(num_tokens) + " tokens");
+  }
+  const auto kept_blocks = [&](size_t g) -> size_t {
+    const GroupPolicy& group = s.layout.groups[g];
+    const size_t size = hit.blocks[g].size();
+    if (!group.prefix_cacheable && size == 0) return 0;
+    const auto count = static_cast<size_t>(num_tokens / group.block_size);
+    if (group.prefix_cacheable && num_tokens % group.block_size == 0) {
+      // A connector can supply a state that is missing.
+      if (group.kind == CacheKind::kMamba) return std::min(count, size);
+      if (count <= size) return count;
+    }
+    throw InvalidArgument("truncate_prefix: " + std::to_string(num_tokens) +
+                          " tokens are not whole blocks of the " + std::to_string(size) +
+                          " that the hit has of group " + std::to_string(g));
+  };
+  for (size_t g = 0; g < num_groups(); ++g) kept_blocks(g);
+  for (size_t g = 0; g < num_groups(); ++g) hit.blocks[g].resize(kept_blocks(g));
+  hit.num_tokens = num_tokens;
+}
+
+void CacheManager::emit_cached_block_events(RequestHandle handle, const PrefixHit& hit) {
+  ManagerState& s = *state_;
+  const Request& request = s.request_of(handle);
+  s.check_hit(request, hit);
+  for (size_t g = 0; g < num_groups(); ++g) {
+    const auto num_blocks = static_cast<int64_t>(hit.blocks[g].size());
+    if (num_blocks == 0) continue;
+    const int64_t block_size = s.layout.groups[g].spec_block_size;
+    const int64_t hashes_per_block = block_size / s.layout.hash_block_size;
+    if (hashes_per_block == 0 || num_blocks * hashes_per_block > num_hashes(handle)) {
+      throw InvalidArgument("emit_cached_block_events: the request has no hashes for the " +
+                            std::to_string(num_blocks) + " blocks of group " + std::to_string(g));
+    }
+    s.hash_views.clear();
+    for (int64_t i = 1; i <= num_blocks; ++i) {
+      s.hash_views.push_back(s.hash_at(request, i * hashes_per_block - 1));
+    }
+    s.pool->emit_stored_event(s.hash_views, block_size, static_cast<PoolGroupId>(g));
+  }
+}
+
+void CacheManager::record_prefix_cache_stats(int64_t num_tokens, int64_t num_hits,
+                                             bool preempted) noexcept {
+  PrefixCacheStats& stats = state_->stats;
+  (preempted ? stats.preempted_requests : stats.requests) += 1;
+  (preempted ? stats.preempted_queries : stats.queries) += num_tokens;
+  (preempted ? stats.preempted_hits : stats.hits) += num_hits;
+}
+
+PrefixCacheStats CacheManager::take_prefix_cache_stats() noexcept {
+  return std::exchange(state_->stats, {});
+}
+
+// Allocation.
+
+bool CacheManager::allocate(RequestHandle request, const RequestTokens& tokens,
+                            const Allocation& allocation, const PrefixHit* hit) {
+  const OperationCheck check(*state_);
+  const auto stop = state_->allocate(request, tokens, allocation, hit);
+  check.done(*this);
+  return stop == StepResult::Stop::kDone;
+}
+
+std::span<const BlockId> CacheManager::new_blocks(size_t group) const noexcept {
+  if (group >= num_groups()) return {};
+  const detail::NewBlocks& blocks = state_->new_blocks;
+  return std::span(blocks.ids)
+      .subspan(blocks.begins[group], blocks.begins[group + 1] - blocks.begins[group]);
+}
+
+bool CacheManager::has_new_blocks() const noexcept { return !state_->new_blocks.ids.empty(); }
+
+int64_t CacheManager::quiet_until(RequestHandle request) const noexcept {
+  const auto i = static_cast<size_t>(request);
+  return i < state_->quiet_until.size() ? state_->quiet_until[i] : 0;
+}
+
+StepResult CacheManager::schedule(const DecodeStep& step, std::span<AppendedBlock> appended) {
+  const OperationCheck check(*state_);
+  const StepResult result = state_->schedule(step, appended);
+  check.done(*this);
+  return result;
+}
+
+int64_t CacheManager::num_blocks_to_allocate(RequestHandle handle, const Demand& demand,
+                                             const PrefixHit* hit) {
+  Request& request = state_->request_of(handle);
+  if (hit != nullptr) state_->check_hit(request, *hit);
+  state_->quiet_until[static_cast<size_t>(handle)] = 0;
+  return state_->blocks_needed(request, demand, hit);
+}
+
+void CacheManager::commit(RequestHandle handle, const RequestTokens& tokens,
+                          int64_t num_computed_tokens) {
+  ManagerState& s = *state_;
+  const OperationCheck check(s);
+  Request& request = s.request_of(handle);
+  detail::check_tokens(tokens);
+  if (num_computed_tokens < 0) {
+    throw InvalidArgument("commit: " + std::to_string(num_computed_tokens) + " computed tokens");
+  }
+  if (!s.layout.enable_caching) return;
+  s.check_commit(request, num_computed_tokens);
+  request.tokens = tokens;
+  s.quiet_until[static_cast<size_t>(handle)] = 0;
+  s.commit(handle, request, num_computed_tokens);
+  check.done(*this);
+}
+
+// Release.
+
+void CacheManager::remove_skipped_blocks(RequestHandle handle, int64_t num_processed_tokens,
+                                         std::optional<int64_t> num_prompt_tokens) {
+  const OperationCheck check(*state_);
+  Request& request = state_->request_of(handle);
+  if (num_processed_tokens < 0 || num_prompt_tokens.value_or(0) < 0) {
+    throw InvalidArgument("remove_skipped_blocks: a number of tokens is negative");
+  }
+  state_->quiet_until[static_cast<size_t>(handle)] = 0;
+  state_->remove_skipped(request, num_processed_tokens, num_prompt_tokens);
+  check.done(*this);
+}
+
+void CacheManager::free(RequestHandle handle) {
+  ManagerState& s = *state_;
+  const OperationCheck check(s);
+  s.pop_blocks(handle, s.request_of(handle), [&](std::vector<BlockId>& ids) {
+    std::reverse(ids.begin(), ids.end());
+    if (!ids.empty()) s.pool->free_blocks(ids);
+  });
+  check.done(*this);
+}
+
+void CacheManager::pop_blocks_for_free(RequestHandle handle, std::vector<BlockId>& out) {
+  ManagerState& s = *state_;
+  const OperationCheck check(s);
+  Request& request = s.request_of(handle);
+  out.clear();
+  s.pop_blocks(handle, request,
+               [&](std::vector<BlockId>& ids) { out.insert(out.end(), ids.begin(), ids.end()); });
+  check.done(*this);
+}
+
+void CacheManager::evict_blocks(std::span<const BlockId> blocks) {
+  ManagerState& s = *state_;
+  const OperationCheck check(s);
+  s.pool->evict_blocks(blocks);
+  // A request may have a boundary to cache once more.
+  std::fill(s.quiet_until.begin(), s.quiet_until.end(), 0);
+  check.done(*this);
+}
+
+bool CacheManager::reset_prefix_cache() {
+  ManagerState& s = *state_;
+  const OperationCheck check(s);
+  if (!s.pool->reset_prefix_cache()) return false;
+  s.stats.reset = true;
+  std::fill(s.quiet_until.begin(), s.quiet_until.end(), 0);
+  check.done(*this);
+  return true;
+}
+
+// State of a request.
+
+BlockTableView CacheManager::block_table(RequestHandle handle, size_t group) const {
+  ManagerState& s = *state_;
+  Request& request = s.request_of(handle);
+  const GroupPolicy& policy = detail::group_of(s, group);
+  const detail::BlockTables& table = request.tables[policy.table];
+  return {table.ids.data() + policy.column, static_cast<size_t>(table.length),
+          s.layout.tables[policy.table].num_columns};
+}
+
+int64_t CacheManager::num_blocks_for_computed_tokens(RequestHandle handle, size_t group,
+                                                     int64_t num_computed_tokens) const {
+  const auto size = static_cast<int64_t>(block_table(handle, group).size());
+  const GroupPolicy& policy = state_->layout.groups[group];
+  if (!policy.covers_tokens) return size;
+  return std::min(size,
+                  checked::cdiv(std::max<int64_t>(0, num_computed_tokens), policy.spec_block_size));
+}
+
+int64_t CacheManager::estimate_cached_tokens(RequestHandle handle) const {
+  int64_t cached = detail::kNever;
+  for (size_t g = 0; g < num_groups(); ++g) {
+    const GroupPolicy& group = state_->layout.groups[g];
+    if (!group.prefix_cacheable || group.kind == CacheKind::kCrossAttention) continue;
+    const BlockTableView blocks = block_table(handle, g);
+    int64_t group_cached = 0;
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      group_cached = std::max(group_cached, pool().block_hash_num_tokens(blocks[i]).value_or(0));
+    }
+    cached = std::min(cached, group_cached);
+  }
+  return cached == detail::kNever ? 0 : cached;
+}
+
+int64_t CacheManager::num_common_prefix_blocks(RequestHandle handle, size_t group) const {
+  const BlockTableView blocks = block_table(handle, group);
+  if (!state_->layout.groups[group].is_full) return 0;
+  const auto num_running =
+      std::count_if(state_->requests.begin(), state_->requests.end(), [&](const Request& r) {
+        return r.in_use && r.tables[state_->layout.groups[group].table].length > 0;
+      });
+  size_t count = 0;
+  while (count < blocks.size() && pool().ref_count(blocks[count]) == num_running) ++count;
+  return static_cast<int64_t>(count);
+}
+
+// What a step has left to do.
+
+void CacheManager::new_step_starts() noexcept { state_->cached_this_step.clear(); }
+
+namespace {
+
+/// Takes what the groups have, one after another.
+template <typename T>
+std::vector<T> take_all(std::vector<std::vector<T>>& by_group) {
+  std::vector<T> all;
+  for (std::vector<T>& of_group : by_group) {
+    all.insert(all.end(), of_group.begin(), of_group.end());
+    of_group.clear();
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<BlockId> CacheManager::take_new_block_ids() { return take_all(state_->new_block_ids); }
+
+void CacheManager::record_blocks_for_zeroing(RequestHandle handle, int64_t start_token) {
+  ManagerState& s = *state_;
+  Request& request = s.request_of(handle);
+  for (const GroupPolicy& group : s.layout.groups) {
+    if (!group.records_new || (start_token >= 0 && start_token % group.block_size == 0)) continue;
+    throw InvalidArgument("record_blocks_for_zeroing: token " + std::to_string(start_token) +
+                          " is not the first of a block of " + std::to_string(group.block_size) +
+                          " tokens");
+  }
+  for (size_t g = 0; g < num_groups(); ++g) {
+    const GroupPolicy& group = s.layout.groups[g];
+    if (!group.records_new) continue;
+    Column blocks = s.column(request, group);
+    for (int64_t i = start_token / group.block_size; i < blocks.size(); ++i) {
+      s.new_block_ids[g].push_back(blocks[i]);
+    }
+  }
+}
+
+std::vector<BlockCopy> CacheManager::take_copies() { return take_all(state_->copies); }
+
+bool CacheManager::has_copies() const noexcept {
+  return std::any_of(state_->copies.begin(), state_->copies.end(),
+                     [](const auto& copies) { return !copies.empty(); });
+}
+
+std::vector<BoundaryState> CacheManager::take_boundary_states() {
+  return take_all(state_->boundary_states);
+}
+
+std::vector<BoundaryState> CacheManager::finalize_partial_tails(RequestHandle handle,
+                                                                int64_t num_computed_tokens,
+                                                                int64_t num_in_flight_tokens) {
+  ManagerState& s = *state_;
+  Request& request = s.request_of(handle);
+  std::vector<BoundaryState> tails;
+  for (size_t g = 0; g < num_groups(); ++g) {
+    const GroupPolicy& group = s.layout.groups[g];
+    if (!group.mamba_align) continue;
+    detail::StateProgress& state = request.states[group.state];
+    const BlockId block = std::exchange(state.producer_block, kNullBlock);
+    if (block == kNullBlock || num_in_flight_tokens != 0 ||
+        num_computed_tokens != state.producer_tokens) {
+      continue;
+    }
+    tails.push_back({.request = handle,
+                     .group = static_cast<uint16_t>(g),
+                     .block = block,
+                     .num_tokens = num_computed_tokens});
+  }
+  return tails;
+}
+
+}  // namespace kvplan

@@ -1,0 +1,229 @@
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "cache_manager/manager_state.h"
+#include "kvplan/errors.h"
+
+namespace kvplan::detail {
+namespace {
+
+/// Caches what one group of a request has. Mirrors the `cache_blocks` methods of
+/// vllm/v1/core/single_type_kv_cache_manager.py (0.33).
+class GroupCommit {
+ public:
+  GroupCommit(ManagerState& state, RequestHandle handle, Request& request, size_t group)
+      : state_(state),
+        layout_(state.layout),
+        handle_(handle),
+        request_(request),
+        group_id_(group),
+        group_(layout_.groups[group]),
+        progress_(request.groups[group]),
+        blocks_(state.column(request, group_)) {}
+
+  void run(int64_t num_tokens) {
+    const int64_t first_new = std::max(progress_.num_cached, 0);
+    cache_full_blocks(num_tokens);
+    const int64_t end_new = std::max(progress_.num_cached, 0);
+    if (group_.mamba_align) {
+      if (cache_state_boundary(num_tokens)) remember_boundary();
+      remember_new_states(first_new, end_new);
+    } else if (group_.is_full && group_.block_size != layout_.hash_block_size) {
+      cache_prompt_tail(num_tokens);
+    }
+  }
+
+ private:
+  int64_t num_hashes() const { return static_cast<int64_t>(state_.hash_count(request_)); }
+
+  void cache_full_blocks(int64_t num_tokens) {
+    if (!group_.prefix_cacheable) return;
+    const int64_t first = std::max(progress_.num_cached, 0);
+    const int64_t end = state_.num_full_blocks(request_, group_, num_tokens);
+    if (first >= end) return;
+
+    const std::array<int64_t, 4> boundaries = resume_points();
+    const Reachable is_reachable(layout_, group_, std::span(boundaries).first(num_resume_points_));
+    const int64_t hashes_per_block = layout_.hashes_per_block(group_);
+    state_.ids.clear();
+    state_.hash_views.clear();
+    state_.mask.clear();
+    for (int64_t i = first; i < end; ++i) {
+      state_.ids.push_back(blocks_[i]);
+      state_.hash_views.push_back(state_.hash_at(request_, (i + 1) * hashes_per_block - 1));
+      if (!is_reachable.all()) state_.mask.push_back(is_reachable(i) ? 1 : 0);
+    }
+    state_.pool->cache_full_blocks(
+        {.blocks = state_.ids,
+         .hashes = state_.hash_views,
+         .first_block = first,
+         .block_size = group_.block_size,
+         .group_id = static_cast<PoolGroupId>(group_id_),
+         .parent_hash = first == 0 ? std::string_view()
+                                   : state_.hash_at(request_, first * hashes_per_block - 1),
+         .mask = state_.mask});
+    progress_.num_cached = static_cast<int32_t>(end);
+  }
+
+  /// Tokens at which a request with the same prompt, or one that shares a prefix, resumes.
+  /// Mirrors vllm/v1/core/kv_cache_coordinator.py::replay_boundaries (0.33).
+  std::array<int64_t, 4> resume_points() {
+    std::array<int64_t, 4> points{};
+    const auto add = [&](int64_t tokens) { points[num_resume_points_++] = tokens; };
+    const int64_t prompt = request_.tokens.num_prompt_tokens;
+    num_resume_points_ = 0;
+    if (layout_.drops_eagle_block) {
+      const int64_t unit = layout_.scheduler_block_size;
+      // EAGLE matches the block above and drops it.
+      add(std::max<int64_t>(0, floor_to(std::max<int64_t>(0, prompt - 1), unit) - unit));
+      add(std::max<int64_t>(0, floor_to(prompt, unit) - unit));
+    } else {
+      add(prompt - 1);
+    }
+    if (const int64_t shared = request_.tokens.shared_prefix_boundary; shared != 0) {
+      add(shared);
+      // One that leaves right after cannot match the block above.
+      if (group_.use_eagle) add(shared - group_.block_size);
+    }
+    return points;
+  }
+
+  bool cache_boundary(BlockId block, int64_t num_tokens, bool replace) {
+    const int64_t index = num_tokens / layout_.hash_block_size - 1;
+    return state_.pool->cache_partial_block(
+        {.block = block,
+         .hash = state_.hash_at(request_, index),
+         .num_tokens = num_tokens,
+         .hash_block_size = layout_.hash_block_size,
+         .group_id = static_cast<PoolGroupId>(group_id_),
+         .parent_hash = index == 0 ? std::string_view() : state_.hash_at(request_, index - 1),
+         .replace_existing = replace});
+  }
+
+  /// The last hash boundary of the prompt, where it lies inside a block.
+  void cache_prompt_tail(int64_t num_tokens) {
+    const int64_t limit = request_.tokens.num_prompt_tokens - (group_.use_eagle ? 0 : 1);
+    if (limit <= 0) return;
+    const int64_t boundary =
+        std::min(limit / layout_.hash_block_size, num_hashes()) * layout_.hash_block_size;
+    if (boundary == 0 || boundary > num_tokens || boundary % group_.block_size == 0) return;
+    const int64_t index = boundary / group_.block_size;
+    if (index < blocks_.size()) cache_boundary(blocks_[index], boundary, false);
+  }
+
+  // States.
+
+  bool has_boundary(BlockId block, int64_t num_tokens) const {
+    return state_.pool->block_hash_num_tokens(block) == num_tokens;
+  }
+
+  /// Caches the state at a boundary inside or at the end of the block it lies in. Whether it did;
+  /// `boundary_` is then its length.
+  bool cache_state_boundary(int64_t num_tokens) {
+    StateProgress& state = request_.states[group_.state];
+    if (state.has_checkpoint()) return cache_checkpoint(state);
+    if (num_tokens <= 0 || num_tokens % layout_.hash_block_size != 0) return false;
+    const int64_t prompt = request_.tokens.num_prompt_tokens;
+    const bool is_prompt_end =
+        num_tokens == layout_.checkpoint_position(prompt, layout_.hash_block_size);
+    const bool is_junction =
+        layout_.shared_prefix_checkpoint && num_tokens == request_.tokens.shared_prefix_boundary &&
+        request_.tokens.num_computed_tokens < num_tokens && num_tokens <= prompt;
+    if (!is_prompt_end && !is_junction) return false;
+    const int64_t index = checked::cdiv(num_tokens, group_.block_size) - 1;
+    if (index >= blocks_.size()) return false;
+    const BlockId block = blocks_[index];
+    if (block == kNullBlock || has_boundary(block, num_tokens)) return false;
+    boundary_ = num_tokens;
+    cache_boundary(block, num_tokens, false);
+    if (num_tokens % group_.block_size != 0) {
+      // The next step overwrites the block: the cache then gets a copy of it.
+      progress_.shared_tail = static_cast<int32_t>(index);
+      progress_.tail_source = block;
+      progress_.num_cached = static_cast<int32_t>(index);
+      state.producer_block = block;
+      state.producer_tokens = static_cast<int32_t>(num_tokens);
+    }
+    return true;
+  }
+
+  /// The block that this step exports a state into is found at that state's boundary.
+  bool cache_checkpoint(const StateProgress& state) {
+    const BlockId block = blocks_[state.checkpoint_block];
+    const int64_t tokens = state.checkpoint_tokens;
+    const bool is_kept = tokens == layout_.checkpoint_position(request_.tokens.num_prompt_tokens,
+                                                               layout_.hit_alignment) ||
+                         tokens == request_.tokens.shared_prefix_boundary ||
+                         (tokens % group_.block_size == 0 &&
+                          Reachable(layout_, group_, {})(tokens / group_.block_size - 1));
+    if (!is_kept) {
+      state_.pool->evict_block(block);
+      return false;
+    }
+    if (has_boundary(block, tokens)) return false;
+    boundary_ = tokens;
+    return cache_boundary(block, tokens, true);
+  }
+
+  void remember_boundary() {
+    state_.cached_this_step.insert(state_.step_key(
+        state_.hash_at(request_, boundary_ / layout_.hash_block_size - 1), group_id_));
+  }
+
+  void remember_new_states(int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; ++i) {
+      const BlockId block = blocks_[i];
+      if (block == kNullBlock || !state_.pool->has_hash(block)) continue;
+      state_.cached_this_step.insert(state_.step_key(state_.pool->block_hash(block), group_id_));
+      state_.boundary_states[group_id_].push_back(
+          {.request = handle_,
+           .group = static_cast<uint16_t>(group_id_),
+           .block = block,
+           .num_tokens = state_.pool->block_hash_num_tokens(block).value_or(0)});
+    }
+  }
+
+  ManagerState& state_;
+  const ManagerLayout& layout_;
+  const RequestHandle handle_;
+  Request& request_;
+  const size_t group_id_;
+  const GroupPolicy& group_;
+  GroupProgress& progress_;
+  Column blocks_;
+  size_t num_resume_points_ = 0;
+  int64_t boundary_ = 0;
+};
+
+}  // namespace
+
+int64_t ManagerState::num_full_blocks(const Request& request, const GroupPolicy& group,
+                                      int64_t num_tokens) const {
+  const int64_t hashed = static_cast<int64_t>(hash_count(request)) * layout.hash_block_size;
+  return std::min(num_tokens, hashed) / group.block_size;
+}
+
+void ManagerState::check_commit(Request& request, int64_t num_computed) {
+  for (size_t g = 0; g < layout.groups.size(); ++g) {
+    const GroupPolicy& group = layout.groups[g];
+    if (!group.prefix_cacheable) continue;
+    const int64_t full =
+        num_full_blocks(request, group, layout.cacheable_tokens(group, num_computed));
+    const int64_t held = column(request, group).size();
+    if (full <= held || full <= request.groups[g].num_cached) continue;
+    throw InvalidArgument("commit: " + std::to_string(num_computed) + " tokens fill " +
+                          std::to_string(full) + " blocks of group " + std::to_string(g) +
+                          ", but the request has " + std::to_string(held) +
+                          "; allocate them first");
+  }
+}
+
+void ManagerState::commit(RequestHandle handle, Request& request, int64_t num_computed) {
+  for (size_t g = 0; g < layout.groups.size(); ++g) {
+    GroupCommit(*this, handle, request, g)
+        .run(layout.cacheable_tokens(layout.groups[g], num_computed));
+  }
+}
+
+}  // namespace kvplan::detail
