@@ -1,0 +1,511 @@
+#include "kvplan/cache_manager.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/native/block_arrays.h"
+#include "bindings/native/short_repr.h"
+
+namespace py = pybind11;
+
+namespace kvplan::bindings {
+namespace {
+
+using Int64Array = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
+using HandleArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+
+RequestHandle handle(int64_t request) {
+  // Anything out of range is a handle that no request has.
+  const bool fits = request >= 0 && request <= std::numeric_limits<int32_t>::max();
+  return static_cast<RequestHandle>(fits ? static_cast<int32_t>(request) : -1);
+}
+
+CacheKind parse_kind(const std::string& name) {
+  if (name == "full_attention") return CacheKind::kFullAttention;
+  if (name == "rswa") return CacheKind::kRSWA;
+  if (name == "sliding_window") return CacheKind::kSlidingWindow;
+  if (name == "chunked_local") return CacheKind::kChunkedLocal;
+  if (name == "mamba") return CacheKind::kMamba;
+  if (name == "cross_attention") return CacheKind::kCrossAttention;
+  if (name == "circular_buffer") return CacheKind::kCircularBuffer;
+  throw InvalidArgument(
+      "kind is one of full_attention, rswa, sliding_window, chunked_local, mamba, cross_attention "
+      "and circular_buffer, not '" +
+      name + "'");
+}
+
+py::array table_array(const BlockTableView& table) {
+  IdArray ids(static_cast<py::ssize_t>(table.size()));
+  for (size_t i = 0; i < table.size(); ++i) ids.mutable_data()[i] = table[i];
+  return ids;
+}
+
+/// One array a group.
+template <typename Blocks>
+py::tuple by_group(size_t num_groups, Blocks&& blocks) {
+  py::tuple result(num_groups);
+  for (size_t g = 0; g < num_groups; ++g) result[g] = blocks(g);
+  return result;
+}
+
+py::list boundary_tuples(const std::vector<BoundaryState>& states) {
+  py::list result;
+  for (const BoundaryState& state : states) {
+    result.append(py::make_tuple(static_cast<int32_t>(state.request), state.group, state.block,
+                                 state.num_tokens));
+  }
+  return result;
+}
+
+std::span<const int64_t> span_of(const std::optional<Int64Array>& array) {
+  if (!array) return {};
+  return {array->data(), static_cast<size_t>(array->size())};
+}
+
+py::tuple schedule(CacheManager& manager, const HandleArray& requests,
+                   const Int64Array& num_computed_tokens,
+                   const std::optional<Int64Array>& num_new_tokens,
+                   const std::optional<Int64Array>& num_tokens,
+                   const std::optional<Int64Array>& num_in_flight_tokens,
+                   int64_t num_lookahead_tokens, IdArray appended) {
+  if (appended.ndim() != 2 || appended.shape(1) != 4) {
+    throw InvalidArgument("appended is an int32 array of 4 columns");
+  }
+  static_assert(sizeof(AppendedBlock) == 4 * sizeof(BlockId));
+  const StepResult result =
+      manager.schedule({.requests = {reinterpret_cast<const RequestHandle*>(requests.data()),
+                                     static_cast<size_t>(requests.size())},
+                        .num_computed_tokens = {num_computed_tokens.data(),
+                                                static_cast<size_t>(num_computed_tokens.size())},
+                        .num_new_tokens = span_of(num_new_tokens),
+                        .num_tokens = span_of(num_tokens),
+                        .num_in_flight_tokens = span_of(num_in_flight_tokens),
+                        .num_lookahead_tokens = num_lookahead_tokens},
+                       {reinterpret_cast<AppendedBlock*>(appended.mutable_data()),
+                        static_cast<size_t>(appended.shape(0))});
+  constexpr const char* kStops[] = {"done", "no_blocks", "no_room"};
+  return py::make_tuple(result.num_scheduled, result.num_appended,
+                        kStops[static_cast<size_t>(result.stop)]);
+}
+
+py::object allocate(CacheManager& manager, int64_t request, const RequestTokens& tokens,
+                    const Allocation& allocation, const PrefixHit* hit) {
+  if (!manager.allocate(handle(request), tokens, allocation, hit)) return py::none();
+  return by_group(manager.num_groups(), [&](size_t g) { return to_array(manager.new_blocks(g)); });
+}
+
+CacheGroup make_group(const std::string& kind, int64_t block_size, bool dcp_sharded,
+                      bool prefix_cacheable, bool is_eagle_group, bool is_zeroed, int64_t window,
+                      int64_t extra_retained_tokens, bool mamba_align,
+                      int64_t num_speculative_blocks, int64_t num_prefill_checkpoint_blocks,
+                      std::optional<int64_t> prefill_checkpoint_alignment,
+                      std::optional<size_t> same_spec_as) {
+  return {.kind = parse_kind(kind),
+          .block_size = block_size,
+          .dcp_sharded = dcp_sharded,
+          .prefix_cacheable = prefix_cacheable,
+          .is_eagle_group = is_eagle_group,
+          .is_zeroed = is_zeroed,
+          .window = window,
+          .extra_retained_tokens = extra_retained_tokens,
+          .mamba_align = mamba_align,
+          .num_speculative_blocks = num_speculative_blocks,
+          .num_prefill_checkpoint_blocks = num_prefill_checkpoint_blocks,
+          .prefill_checkpoint_alignment = prefill_checkpoint_alignment,
+          .same_spec_as = same_spec_as};
+}
+
+void bind_values(py::module_& m) {
+  py::class_<CacheGroup>(m, "CacheGroup", R"(A KV cache group as the cache manager sees it.
+
+kind: full_attention (with sinks, too), rswa, sliding_window (MLA, too), chunked_local, mamba,
+cross_attention or circular_buffer.
+block_size: tokens of a block on one rank; window: tokens of the window or the attention chunk.
+mamba_align: mamba_cache_mode is "align".
+same_spec_as: index of the first group with an equal spec; such groups are found together.)")
+      .def(py::init(&make_group), py::arg("kind"), py::arg("block_size"), py::kw_only(),
+           py::arg("dcp_sharded") = false, py::arg("prefix_cacheable") = true,
+           py::arg("is_eagle_group") = false, py::arg("is_zeroed") = false, py::arg("window") = 0,
+           py::arg("extra_retained_tokens") = 0, py::arg("mamba_align") = false,
+           py::arg("num_speculative_blocks") = 0, py::arg("num_prefill_checkpoint_blocks") = 0,
+           py::arg("prefill_checkpoint_alignment") = std::nullopt,
+           py::arg("same_spec_as") = std::nullopt)
+      .def_static("from_spec", &cache_group, py::arg("spec"), py::arg("is_eagle_group") = false,
+                  "The group of a spec; raises Unsupported for HiSparse and encoder-only specs.");
+
+  py::class_<PrefixHit>(m, "PrefixHit", "What a prefix lookup found.")
+      .def_readonly("num_tokens", &PrefixHit::num_tokens)
+      .def_readonly("shared_prefix_boundary", &PrefixHit::shared_prefix_boundary,
+                    "Tokens of a shared prefix that a sparse group has not cached yet; 0: none.")
+      .def_readonly("diverged", &PrefixHit::diverged, "Whether some group's hit is shorter.")
+      .def_property_readonly(
+          "blocks",
+          [](const PrefixHit& hit) {
+            return by_group(hit.blocks.size(), [&](size_t g) { return to_array(hit.blocks[g]); });
+          },
+          "Block ids, an int32 array a group; 0 where a window needs none.");
+}
+
+CacheManager make_manager(std::vector<CacheGroup> groups, int64_t num_blocks, int64_t max_model_len,
+                          std::optional<int64_t> scheduler_block_size,
+                          std::optional<int64_t> hash_block_size,
+                          std::optional<int64_t> max_in_flight_tokens, bool enable_caching,
+                          bool use_eagle, int64_t num_hash_lookahead_tokens,
+                          int64_t num_prefill_lookahead, bool enable_events, int64_t dcp_world_size,
+                          int64_t pcp_world_size, double watermark,
+                          bool enable_mamba_shared_prefix_checkpoint,
+                          std::optional<int64_t> retention_interval, bool needs_zeroing,
+                          int64_t hash_bytes) {
+  return CacheManager(CacheManagerOptions{
+      .groups = std::move(groups),
+      .num_blocks = num_blocks,
+      .max_model_len = max_model_len,
+      .scheduler_block_size = scheduler_block_size,
+      .hash_block_size = hash_block_size,
+      .max_in_flight_tokens = max_in_flight_tokens,
+      .enable_caching = enable_caching,
+      .use_eagle = use_eagle,
+      .num_hash_lookahead_tokens = num_hash_lookahead_tokens,
+      .num_prefill_lookahead = num_prefill_lookahead,
+      .enable_events = enable_events,
+      .dcp_world_size = dcp_world_size,
+      .pcp_world_size = pcp_world_size,
+      .watermark = watermark,
+      .enable_mamba_shared_prefix_checkpoint = enable_mamba_shared_prefix_checkpoint,
+      .retention_interval = retention_interval,
+      .needs_zeroing = needs_zeroing,
+      .hash_bytes = hash_bytes});
+}
+
+RequestTokens make_tokens(int64_t num_tokens, int64_t num_prompt_tokens,
+                          int64_t num_computed_tokens, int64_t num_in_flight_tokens,
+                          int64_t shared_prefix_boundary) {
+  return {.num_tokens = num_tokens,
+          .num_prompt_tokens = num_prompt_tokens,
+          .num_computed_tokens = num_computed_tokens,
+          .num_in_flight_tokens = num_in_flight_tokens,
+          .shared_prefix_boundary = shared_prefix_boundary};
+}
+
+void append_hashes(CacheManager& manager, int64_t request, const py::object& hashes) {
+  const Hashes views(hashes);
+  std::string bytes;
+  for (const std::string_view hash : views.views()) bytes.append(hash);
+  manager.append_hashes(handle(request), std::as_bytes(std::span(bytes)));
+}
+
+py::dict take_stats(CacheManager& manager) {
+  const PrefixCacheStats stats = manager.take_prefix_cache_stats();
+  using namespace py::literals;
+  return py::dict(
+      "reset"_a = stats.reset, "requests"_a = stats.requests, "queries"_a = stats.queries,
+      "hits"_a = stats.hits, "preempted_requests"_a = stats.preempted_requests,
+      "preempted_queries"_a = stats.preempted_queries, "preempted_hits"_a = stats.preempted_hits);
+}
+
+std::string manager_repr(const CacheManager& manager) {
+  return ShortRepr("CacheManager")
+      .add("num_groups", static_cast<int64_t>(manager.num_groups()))
+      .add("num_requests", static_cast<int64_t>(manager.num_requests()))
+      .add("num_blocks", manager.pool().num_blocks())
+      .add("num_free_blocks", manager.pool().num_free_blocks())
+      .str();
+}
+
+void bind_lookup(py::class_<CacheManager>& manager) {
+  manager
+      .def(
+          "find_prefix",
+          [](const CacheManager& m, int64_t request, int64_t max_tokens) {
+            PrefixHit hit;
+            m.find_prefix(handle(request), max_tokens, hit);
+            return hit;
+          },
+          py::arg("request"), py::arg("max_tokens"),
+          "The longest cached prefix of at most max_tokens tokens. Holds nothing: allocate before "
+          "anything else takes blocks. Mirrors KVCacheManager.get_computed_blocks (0.33).")
+      .def(
+          "find_prefix_for_connector",
+          [](const CacheManager& m, int64_t request, int64_t max_tokens) {
+            PrefixHit hit;
+            m.find_prefix_for_connector(handle(request), max_tokens, hit);
+            return hit;
+          },
+          py::arg("request"), py::arg("max_tokens"),
+          "Mirrors KVCacheManager.get_computed_blocks_for_connector (0.33).")
+      .def("truncate_prefix", &CacheManager::truncate_prefix, py::arg("hit"), py::arg("num_tokens"),
+           "Shortens a hit in place to a multiple of every block.")
+      .def(
+          "emit_cached_block_events",
+          [](CacheManager& m, int64_t request, const PrefixHit& hit) {
+            m.emit_cached_block_events(handle(request), hit);
+          },
+          py::arg("request"), py::arg("hit"), "Stored events for the blocks of a hit.")
+      .def("record_prefix_cache_stats", &CacheManager::record_prefix_cache_stats,
+           py::arg("num_tokens"), py::arg("num_hits"), py::arg("preempted") = false)
+      .def("take_prefix_cache_stats", &take_stats,
+           "Counts since the last call, as in vLLM's PrefixCacheStats.");
+}
+
+void bind_allocation(py::class_<CacheManager>& manager) {
+  manager
+      .def(
+          "allocate",
+          [](CacheManager& m, int64_t request, int64_t num_new_tokens, int64_t num_tokens,
+             int64_t num_prompt_tokens, int64_t num_computed_tokens, int64_t num_in_flight_tokens,
+             int64_t shared_prefix_boundary, int64_t num_new_computed_tokens, const PrefixHit* hit,
+             int64_t num_lookahead_tokens, int64_t num_external_computed_tokens,
+             bool delay_cache_blocks, int64_t num_encoder_tokens, bool full_sequence_must_fit,
+             int64_t reserved_blocks, bool apply_watermark,
+             const std::vector<uint16_t>& skip_zeroing_groups) {
+            return allocate(m, request,
+                            make_tokens(num_tokens, num_prompt_tokens, num_computed_tokens,
+                                        num_in_flight_tokens, shared_prefix_boundary),
+                            {.num_new_tokens = num_new_tokens,
+                             .num_new_computed_tokens = num_new_computed_tokens,
+                             .num_external_computed_tokens = num_external_computed_tokens,
+                             .num_lookahead_tokens = num_lookahead_tokens,
+                             .num_encoder_tokens = num_encoder_tokens,
+                             .reserved_blocks = reserved_blocks,
+                             .delay_cache_blocks = delay_cache_blocks,
+                             .full_sequence_must_fit = full_sequence_must_fit,
+                             .apply_watermark = apply_watermark,
+                             .skip_zeroing_groups = skip_zeroing_groups},
+                            hit);
+          },
+          py::arg("request"), py::arg("num_new_tokens"), py::kw_only(), py::arg("num_tokens"),
+          py::arg("num_prompt_tokens"), py::arg("num_computed_tokens") = 0,
+          py::arg("num_in_flight_tokens") = 0, py::arg("shared_prefix_boundary") = 0,
+          py::arg("num_new_computed_tokens") = 0, py::arg("hit") = nullptr,
+          py::arg("num_lookahead_tokens") = 0, py::arg("num_external_computed_tokens") = 0,
+          py::arg("delay_cache_blocks") = false, py::arg("num_encoder_tokens") = 0,
+          py::arg("full_sequence_must_fit") = false, py::arg("reserved_blocks") = 0,
+          py::arg("apply_watermark") = false,
+          py::arg("skip_zeroing_groups") = std::vector<uint16_t>(),
+          R"(Makes room for a request's next tokens; the new block ids, an int32 array a group, or None
+where they do not fit. Mirrors KVCacheManager.allocate_slots (0.33).)")
+      .def(
+          "quiet_until",
+          [](const CacheManager& m, int64_t request) { return m.quiet_until(handle(request)); },
+          py::arg("request"),
+          "While computed, new and lookahead tokens are fewer than this, allocate returns no "
+          "blocks and need not be called.")
+      .def("schedule", &schedule, py::arg("requests"), py::arg("num_computed_tokens"),
+           py::arg("num_new_tokens") = std::nullopt, py::arg("num_tokens") = std::nullopt,
+           py::arg("num_in_flight_tokens") = std::nullopt, py::arg("num_lookahead_tokens") = 0,
+           py::kw_only(), py::arg("appended"),
+           R"(One decode step: allocates for each request in order until one does not fit.
+
+appended: int32 array of shape (room, 4) that receives row, group, position and block id of each new
+block. Returns (requests scheduled, blocks appended, "done" | "no_blocks" | "no_room").)")
+      .def(
+          "num_blocks_to_allocate",
+          [](CacheManager& m, int64_t request, int64_t num_tokens, int64_t num_tokens_main_model,
+             int64_t total_computed_tokens, int64_t num_local_computed_tokens,
+             int64_t num_encoder_tokens, int64_t prefill_end, bool apply_admission_cap,
+             const PrefixHit* hit) {
+            return m.num_blocks_to_allocate(handle(request),
+                                            {.num_tokens = num_tokens,
+                                             .num_tokens_main_model = num_tokens_main_model,
+                                             .num_encoder_tokens = num_encoder_tokens,
+                                             .total_computed_tokens = total_computed_tokens,
+                                             .num_local_computed_tokens = num_local_computed_tokens,
+                                             .prefill_end = prefill_end,
+                                             .apply_admission_cap = apply_admission_cap},
+                                            hit);
+          },
+          py::arg("request"), py::kw_only(), py::arg("num_tokens"),
+          py::arg("num_tokens_main_model"), py::arg("total_computed_tokens"),
+          py::arg("num_local_computed_tokens"), py::arg("num_encoder_tokens") = 0,
+          py::arg("prefill_end") = 0, py::arg("apply_admission_cap") = false,
+          py::arg("hit") = nullptr, "Mirrors KVCacheCoordinator.get_num_blocks_to_allocate (0.33).")
+      .def(
+          "commit",
+          [](CacheManager& m, int64_t request, int64_t computed, int64_t num_tokens,
+             int64_t num_prompt_tokens, int64_t num_computed_tokens, int64_t num_in_flight_tokens,
+             int64_t shared_prefix_boundary) {
+            m.commit(handle(request),
+                     make_tokens(num_tokens, num_prompt_tokens, num_computed_tokens,
+                                 num_in_flight_tokens, shared_prefix_boundary),
+                     computed);
+          },
+          py::arg("request"), py::arg("num_tokens_to_cache"), py::kw_only(), py::arg("num_tokens"),
+          py::arg("num_prompt_tokens"), py::arg("num_computed_tokens") = 0,
+          py::arg("num_in_flight_tokens") = 0, py::arg("shared_prefix_boundary") = 0,
+          "Makes what is full of the first tokens known to lookups. Mirrors "
+          "KVCacheManager.cache_blocks (0.33).");
+}
+
+void bind_release(py::class_<CacheManager>& manager) {
+  manager
+      .def(
+          "remove_skipped_blocks",
+          [](CacheManager& m, int64_t request, int64_t processed, std::optional<int64_t> prompt) {
+            m.remove_skipped_blocks(handle(request), processed, prompt);
+          },
+          py::arg("request"), py::arg("num_processed_tokens"),
+          py::arg("num_prompt_tokens") = std::nullopt,
+          "Frees what lies behind the windows of a request.")
+      .def(
+          "free", [](CacheManager& m, int64_t request) { m.free(handle(request)); },
+          py::arg("request"),
+          "Frees all blocks; the request stays known and can be allocated again.")
+      .def(
+          "pop_blocks_for_free",
+          [](CacheManager& m, int64_t request) {
+            std::vector<BlockId> blocks;
+            m.pop_blocks_for_free(handle(request), blocks);
+            return to_array(blocks);
+          },
+          py::arg("request"),
+          "Forgets the blocks without freeing them: pool.free_blocks takes them in reverse.")
+      .def(
+          "evict_blocks",
+          [](CacheManager& m, const py::object& blocks) {
+            m.evict_blocks(bindings::span_of(to_ids(blocks)));
+          },
+          py::arg("block_ids"))
+      .def("reset_prefix_cache", &CacheManager::reset_prefix_cache,
+           "Forgets everything cached; False, and nothing happens, while a block is in use.");
+}
+
+void bind_step(py::class_<CacheManager>& manager) {
+  manager.def("new_step_starts", &CacheManager::new_step_starts)
+      .def(
+          "take_new_block_ids", [](CacheManager& m) { return to_array(m.take_new_block_ids()); },
+          "Blocks to zero before use.")
+      .def(
+          "record_blocks_for_zeroing",
+          [](CacheManager& m, int64_t request, int64_t start_token) {
+            m.record_blocks_for_zeroing(handle(request), start_token);
+          },
+          py::arg("request"), py::arg("start_token"))
+      .def(
+          "take_copies",
+          [](CacheManager& m) {
+            py::list copies;
+            for (const BlockCopy& copy : m.take_copies()) {
+              copies.append(py::make_tuple(copy.source, copy.destination));
+            }
+            return copies;
+          },
+          "(source, destination) of copies to make; both stay held until given to "
+          "pool.free_blocks.")
+      .def(
+          "take_boundary_states",
+          [](CacheManager& m) { return boundary_tuples(m.take_boundary_states()); },
+          "(request, group, block, tokens) of states that a connector can store.")
+      .def(
+          "finalize_partial_tails",
+          [](CacheManager& m, int64_t request, int64_t computed, int64_t in_flight) {
+            return boundary_tuples(m.finalize_partial_tails(handle(request), computed, in_flight));
+          },
+          py::arg("request"), py::arg("num_computed_tokens"), py::arg("num_in_flight_tokens") = 0)
+      .def("take_events", &CacheManager::take_events)
+      .def("check_invariants", &CacheManager::check_invariants);
+}
+
+void bind_state(py::class_<CacheManager>& manager) {
+  manager
+      .def(
+          "block_ids",
+          [](const CacheManager& m, int64_t request) {
+            return by_group(m.num_groups(), [&](size_t g) {
+              return table_array(m.block_table(handle(request), g));
+            });
+          },
+          py::arg("request"), "The request's block ids, an int32 array a group.")
+      .def(
+          "num_blocks_for_computed_tokens",
+          [](const CacheManager& m, int64_t request, size_t group, int64_t computed) {
+            return m.num_blocks_for_computed_tokens(handle(request), group, computed);
+          },
+          py::arg("request"), py::arg("group"), py::arg("num_computed_tokens"))
+      .def(
+          "estimate_cached_tokens",
+          [](const CacheManager& m, int64_t request) {
+            return m.estimate_cached_tokens(handle(request));
+          },
+          py::arg("request"))
+      .def(
+          "num_common_prefix_blocks",
+          [](const CacheManager& m, int64_t request, size_t group) {
+            return m.num_common_prefix_blocks(handle(request), group);
+          },
+          py::arg("request"), py::arg("group"))
+      .def_property_readonly("num_groups", &CacheManager::num_groups)
+      .def_property_readonly("num_requests", &CacheManager::num_requests)
+      .def_property_readonly("scheduler_block_size", &CacheManager::scheduler_block_size)
+      .def_property_readonly("hash_block_size", &CacheManager::hash_block_size)
+      .def_property_readonly("hit_alignment", &CacheManager::hit_alignment)
+      .def_property_readonly("enable_partial_hits", &CacheManager::enable_partial_hits)
+      .def_property_readonly("mamba_shared_prefix_checkpoint",
+                             &CacheManager::mamba_shared_prefix_checkpoint)
+      .def_property_readonly("usage", &CacheManager::usage)
+      .def_property_readonly(
+          "pool", [](CacheManager& m) -> BlockPool& { return m.pool(); },
+          py::return_value_policy::reference_internal, "The manager's BlockPool.")
+      .def("block_size", &CacheManager::block_size, py::arg("group"),
+           "Tokens of a group's block over all ranks.")
+      .def("__repr__", &manager_repr);
+}
+
+}  // namespace
+
+void bind_cache_manager(py::module_& m) {
+  bind_values(m);
+  py::class_<CacheManager> manager(m, "CacheManager", R"(Decides which blocks every request holds.
+
+vLLM 0.33.0's KVCacheManager with its coordinators and single-type managers as one native state
+machine: block ids, hits, order of eviction and events are equal. A request is a small integer from
+add_request(); block ids are int32 numpy arrays, one a group; hashes are bytes of hash_bytes each. A
+bad call raises InvalidArgument or BlockPoolError (both ValueError) and changes nothing. One writer:
+calls must not overlap.
+
+groups: CacheGroup of each KV cache group, in order.
+num_blocks: blocks of the pool, the null block included.
+scheduler_block_size, hash_block_size: tokens; None: as vLLM resolves them.
+retention_interval: vLLM's prefix_cache_retention_interval, tokens; None caches densely.)");
+  manager.def(py::init(&make_manager), py::arg("groups"), py::kw_only(), py::arg("num_blocks"),
+              py::arg("max_model_len"), py::arg("scheduler_block_size") = std::nullopt,
+              py::arg("hash_block_size") = std::nullopt,
+              py::arg("max_in_flight_tokens") = std::nullopt, py::arg("enable_caching") = true,
+              py::arg("use_eagle") = false, py::arg("num_hash_lookahead_tokens") = 0,
+              py::arg("num_prefill_lookahead") = 0, py::arg("enable_events") = false,
+              py::arg("dcp_world_size") = 1, py::arg("pcp_world_size") = 1,
+              py::arg("watermark") = 0.0, py::arg("enable_mamba_shared_prefix_checkpoint") = false,
+              py::arg("retention_interval") = std::nullopt, py::arg("needs_zeroing") = false,
+              py::arg("hash_bytes") = 32);
+  manager
+      .def("add_request",
+           [](CacheManager& self) { return static_cast<int32_t>(self.add_request()); })
+      .def(
+          "remove_request", [](CacheManager& self, int64_t r) { self.remove_request(handle(r)); },
+          py::arg("request"), "Frees what the request holds, and forgets it.")
+      .def("append_hashes", &append_hashes, py::arg("request"), py::arg("hashes"),
+           "Chained block hashes of the next tokens: a sequence of bytes, or rows of uint8.")
+      .def(
+          "truncate_hashes",
+          [](CacheManager& self, int64_t r, int64_t count) {
+            self.truncate_hashes(handle(r), count);
+          },
+          py::arg("request"), py::arg("count"))
+      .def(
+          "num_hashes",
+          [](const CacheManager& self, int64_t r) { return self.num_hashes(handle(r)); },
+          py::arg("request"));
+  bind_lookup(manager);
+  bind_allocation(manager);
+  bind_release(manager);
+  bind_step(manager);
+  bind_state(manager);
+}
+
+}  // namespace kvplan::bindings
