@@ -62,8 +62,10 @@ def serve(which: str, model_dir: Path) -> dict[str, float]:
 
     if which == "kvplan":
         from kvplan.vllm import block_pool
+        from kvplan.vllm.detect import detect
+        from kvplan.vllm.patch import Applied
 
-        assert block_pool.install()
+        assert Applied(block_pool.patches(detect()))
     if which == "sliced":
         import kvplan.vllm
 

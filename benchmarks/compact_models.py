@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import kvplan
-from kvplan.offline import models, specs
+from kvplan import specs
+from kvplan.offline import models
 
 GIB = 1 << 30
 Layers = dict[str, specs.KVCacheSpec]

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 import kvplan
-from kvplan.offline import models, request, specs
+from kvplan import request, specs
+from kvplan.offline import models
 
 GIB = 1 << 30
 #: Of a worker: one request of the full length fits in each scenario.

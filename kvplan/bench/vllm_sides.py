@@ -14,7 +14,7 @@ from typing import Any
 
 import kvplan.vllm
 from kvplan.bench import vllm_objects
-from kvplan.vllm import installation
+from kvplan.vllm.flow import stock_mode
 
 Call = Callable[[], list[Any]]
 
@@ -38,15 +38,15 @@ class Sides:
             kvplan.vllm.uninstall()
             self._stack.callback(kvplan.vllm.install)
         self.stock_pool = block_pool.BlockPool
-        if not kvplan.vllm.install() or installation.current is None:
+        if not kvplan.vllm.install() or kvplan.vllm.installed_flow() is None:
             self._stack.close()
             raise ImportError("kvplan does not know this vLLM")
         self._stack.callback(kvplan.vllm.uninstall)
         logging.getLogger("vllm").setLevel(logging.ERROR)
-        installed = installation.current
-        self._planning = installed.planning
-        self._originals = installed.originals
-        self._groups_first = not installed.before_033
+        installed = kvplan.vllm.installed_flow()
+        self._planning = installed.vllm.planning
+        self._originals = installed.stock
+        self._groups_first = not installed.vllm.before_033
         self.approximate_gcd = getattr(self._planning, "_approximate_gcd", None)
         from kvplan.vllm.block_pool import BlockPool
 
@@ -136,7 +136,7 @@ class Sides:
             return call()
 
         def wrapped_stock() -> list[Any]:
-            with installation.stock_mode():
+            with stock_mode():
                 return wrapped()
 
         return wrapped_stock if stock else wrapped

@@ -9,13 +9,24 @@ result where they differ, ``KVPLAN_RECORD=file.json`` writes the planner's input
 ``KVPLAN_GROUPING=compact`` and ``KVPLAN_MAX_GROUPS=N`` choose another grouping,
 ``KVPLAN_GROUPING=sliced`` is an experiment (docs/sliced.md), and ``KVPLAN_BLOCK_POOL=0`` leaves the
 block pool to vLLM.
+
+In the order of reading: ``detect`` (which vLLM is here), ``options`` (what the user asks for),
+``flow`` (its planning functions on kvplan), ``decide`` (whether kvplan may answer), ``builder`` and
+``block_pool`` (what else is replaced), ``patch`` (how). ``conversion`` describes vLLM's classes to
+the native planner; ``record``, ``verify`` and ``report`` look on.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["install", "is_installed", "stats", "uninstall"]
+if TYPE_CHECKING:
+    from kvplan.vllm.flow import Flow
+    from kvplan.vllm.patch import Applied
+
+__all__ = ["install", "installed_flow", "is_installed", "stats", "uninstall"]
+
+_applied: tuple[Flow, Applied] | None = None
 
 
 def install() -> bool:
@@ -27,24 +38,68 @@ def install() -> bool:
     Raises:
         ImportError: there is no vLLM.
     """
-    from kvplan.vllm import installation
+    global _applied
+    if _applied is not None:
+        return True
+    from kvplan.vllm import conversion, options, report
+    from kvplan.vllm.detect import detect
+    from kvplan.vllm.flow import Flow
+    from kvplan.vllm.patch import Applied
 
-    return installation.install()
+    vllm = detect()
+    chosen = options.read(vllm)
+    if vllm.before_033 and not chosen.flow:
+        report.fallback("KVPLAN_VLLM_FLOW=0, and vLLM before 0.33 has no builder")
+        return False
+    try:
+        flow = Flow(vllm, chosen)
+        patches = _patches(flow)
+    except (conversion.UnknownClassError, AttributeError, ImportError) as error:
+        report.fallback(f"vLLM {vllm.version} is not one that kvplan knows: {error}")
+        return False
+    _applied = flow, Applied(patches)
+    return True
+
+
+def _patches(flow: Flow) -> list[Any]:
+    """Everything that is put into this vLLM."""
+    patches = []
+    if not flow.vllm.before_033:
+        from kvplan.vllm import builder
+
+        patches += builder.patches(flow)
+    if flow.options.flow:
+        patches += flow.patches()
+    if flow.options.grouping.get("grouping") == "sliced":
+        from kvplan.vllm.sliced import patches as sliced
+
+        patches += sliced.patches(flow)
+    if flow.options.block_pool:
+        from kvplan.vllm import block_pool
+
+        patches += block_pool.patches(flow.vllm)
+    return patches
 
 
 def uninstall() -> None:
     """Undo :func:`install`, also in modules that vLLM has imported since."""
-    from kvplan.vllm import installation
-
-    installation.uninstall()
+    global _applied
+    if _applied is None:
+        return
+    flow, applied = _applied
+    _applied = None
+    applied.undo()
+    flow.close()
 
 
 def is_installed() -> bool:
     """Whether the vLLM of this process plans with kvplan."""
-    import sys
+    return _applied is not None
 
-    module = sys.modules.get("kvplan.vllm.installation")
-    return module is not None and module.current is not None
+
+def installed_flow() -> Flow | None:
+    """What plans in the place of vLLM's planner, if :func:`install` has put it there."""
+    return _applied[0] if _applied is not None else None
 
 
 def stats() -> dict[str, Any]:

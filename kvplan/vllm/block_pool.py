@@ -9,13 +9,11 @@ boundary hash that a later one has replaced does not come back.
 
 from __future__ import annotations
 
+import importlib
 import logging
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import vllm
 import vllm.v1.core.block_pool as _vllm_block_pool
 from vllm.distributed.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.logger import init_logger
@@ -23,6 +21,10 @@ from vllm.multimodal.utils import get_mm_features_in_window
 from vllm.v1.core import kv_cache_utils as _utils
 
 from kvplan._core import KVCacheBlock, VllmBlockPool
+from kvplan.vllm import report
+from kvplan.vllm.decide import TESTED_VERSIONS, origin
+from kvplan.vllm.detect import Vllm
+from kvplan.vllm.patch import Patch, stock
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_events import KVCacheEvent
@@ -33,15 +35,12 @@ __all__ = [
     "BlockPool",
     "FreeKVCacheBlockQueue",
     "KVCacheBlock",
-    "install",
-    "is_installed",
-    "uninstall",
+    "patches",
     "unsupported_reason",
 ]
 
 # Lines that users look for keep the name of the module they came from.
 _vllm_logger = init_logger("vllm.v1.core.block_pool")
-_logger = logging.getLogger(__name__)
 
 
 class FreeKVCacheBlockQueue:
@@ -463,8 +462,6 @@ def _first_mm_feature(request: Request, start: int, end: int) -> int:
 
 # Installation.
 
-_TESTED_VERSIONS = ("0.32.", "0.33.")
-
 # Attributes of vLLM's pool that its managers, its connectors and its own methods use. A name that
 # is missing here means a vLLM whose pool does something that this one does not know.
 _KNOWN_ATTRIBUTES = frozenset(
@@ -521,69 +518,35 @@ _KNOWN_FIELDS = frozenset(
     ]
 )
 
-_vllm_pool_class: type = _vllm_block_pool.BlockPool
-_replaced: list[Any] = []
-_warned: set[str] = set()
 
-
-def unsupported_reason() -> str | None:
+def unsupported_reason(vllm: Vllm) -> str | None:
     """Why vLLM's own pool must stay, or None."""
-    if not vllm.__version__.startswith(_TESTED_VERSIONS):
-        tested = " and ".join(version + "x" for version in _TESTED_VERSIONS)
-        return f"vLLM {vllm.__version__} was not tested with it, but {tested} were"
-    pool = _vllm_block_pool.BlockPool
-    if pool is not BlockPool and pool.__module__ != _vllm_block_pool.__name__:
-        return f"vLLM's pool was already replaced by {pool.__module__}.{pool.__qualname__}"
-    unknown = [name for name in vars(_vllm_pool_class) if not name.startswith("__")]
-    unknown = sorted(set(unknown) - _KNOWN_ATTRIBUTES)
-    code = _vllm_pool_class.__init__.__code__  # type: ignore[misc]
-    unknown += sorted(
-        set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) - _KNOWN_ARGUMENTS
-    )
-    unknown += sorted(set(_utils.KVCacheBlock.__dataclass_fields__) - _KNOWN_FIELDS)
+    tested = [version.rpartition(".")[0] + "." for version in TESTED_VERSIONS]
+    if not vllm.version.startswith(tuple(tested)):
+        names = " and ".join(version + "x" for version in tested)
+        return f"vLLM {vllm.version} was not tested with it, but {names} were"
+    pool = stock(_vllm_block_pool, "BlockPool")
+    if pool.__module__ != _vllm_block_pool.__name__:
+        return f"vLLM's pool was already replaced by {origin(pool)}"
+    unknown = {name for name in vars(pool) if not name.startswith("__")} - _KNOWN_ATTRIBUTES
+    code = pool.__init__.__code__
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    unknown |= set(arguments) - _KNOWN_ARGUMENTS
+    unknown |= set(_utils.KVCacheBlock.__dataclass_fields__) - _KNOWN_FIELDS
     if unknown:
-        return f"vLLM's pool has what this one does not know: {', '.join(unknown)}"
+        return f"vLLM's pool has what this one does not know: {', '.join(sorted(unknown))}"
     return None
 
 
-def install() -> bool:
-    """Makes vLLM use kvplan's pool wherever it imported its own; whether it does afterwards.
+def patches(vllm: Vllm) -> list[Patch]:
+    """Puts this pool wherever vLLM imported its own; none, and one warning, where it must stay.
 
-    Does nothing if KVPLAN_BLOCK_POOL=0. If vLLM's pool is not one that kvplan can stand in for,
-    vLLM's stays, with one warning that says why. Pools that exist already stay as they are.
+    Pools that exist already stay as they are, and so do vLLM's subclasses of its pool.
     """
-    if is_installed():
-        return True
-    if os.environ.get("KVPLAN_BLOCK_POOL", "1") == "0":
-        return False
-    reason = unsupported_reason()
+    reason = unsupported_reason(vllm)
     if reason is not None:
-        if reason not in _warned:
-            _warned.add(reason)
-            _logger.warning("kvplan leaves vLLM's block pool in place: %s", reason)
-        return False
-    # vLLM's subclasses of its pool (HiSparse's host pool) keep their base if they exist before.
-    import vllm.v1.core.kv_cache_coordinator  # noqa: F401
+        report.once(logging.WARNING, f"kvplan leaves vLLM's block pool in place: {reason}")
+        return []
+    importlib.import_module("vllm.v1.core.kv_cache_coordinator")  # makes HiSparse's host pool
 
-    for name, module in list(sys.modules.items()):
-        if not name.startswith("vllm.") or module is None:
-            continue
-        if vars(module).get("BlockPool") is _vllm_pool_class:
-            module.BlockPool = BlockPool  # type: ignore[attr-defined]
-            _replaced.append(module)
-    return True
-
-
-def uninstall() -> None:
-    """Undoes install(), also in modules that vLLM imported since."""
-    if not is_installed():
-        return
-    for name, module in list(sys.modules.items()):
-        if name.startswith("vllm.") and vars(module).get("BlockPool") is BlockPool:
-            module.BlockPool = _vllm_pool_class  # type: ignore[attr-defined]
-    _replaced.clear()
-
-
-def is_installed() -> bool:
-    """Whether new vLLM pools are kvplan's."""
-    return bool(_replaced)
+    return [Patch(_vllm_block_pool, "BlockPool", BlockPool)]

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm.platforms.interface import Platform
 from vllm.v1.core.kv_cache_planning import DefaultKVCacheConfigBuilder
 
-from kvplan.vllm import flow, installation, report
-from kvplan.vllm.dispatch import Answer, call
-from kvplan.vllm.installation import Installation
-from kvplan.vllm.step_aside import StepAside
+from kvplan.vllm import report
+from kvplan.vllm.flow import Answer, Flow
+from kvplan.vllm.patch import Patch, stock
 
 _HOOK = "get_kv_cache_config_builder_cls"
 _DEFAULT = "vllm.v1.core.kv_cache_planning.DefaultKVCacheConfigBuilder"
@@ -28,72 +27,72 @@ class KvplanKVCacheConfigBuilder(DefaultKVCacheConfigBuilder):
     loop. A model that declares its own grouping keeps it.
     """
 
+    flow: ClassVar[Flow | None] = None  # vLLM makes an object by the name of the class
+
     def get_kv_cache_groups(self, vllm_config: Any, kv_cache_spec: Any) -> Any:
         """Mirrors vLLM's, its changes to ``kv_cache_spec`` included."""
-        installed = installation.active()
         stock = super().get_kv_cache_groups
-        if installed is None:
+        if self.flow is None:
             return stock(vllm_config, kv_cache_spec)
-        return call(
-            installed, "get_kv_cache_groups", _prepare_groups, stock, (vllm_config, kv_cache_spec)
+        return self.flow.call(
+            "get_kv_cache_groups",
+            functools.partial(_groups, self.flow),
+            stock,
+            vllm_config,
+            kv_cache_spec,
+            grouping=True,
+            of_builder=True,
         )
 
     def get_kv_cache_config_from_groups(
         self, vllm_config: Any, kv_cache_groups: Any, num_blocks: int
     ) -> Any:
         """Mirrors vLLM's."""
-        installed = installation.active()
         stock = super().get_kv_cache_config_from_groups
-        if installed is None or len(kv_cache_groups) == 0:
+        if self.flow is None or len(kv_cache_groups) == 0:
             return stock(vllm_config, kv_cache_groups, num_blocks)
-        return call(
-            installed,
+        return self.flow.call(
             "get_kv_cache_config_from_groups",
-            _prepare_config,
+            functools.partial(_config, self.flow),
             stock,
-            (vllm_config, kv_cache_groups, num_blocks),
+            vllm_config,
+            kv_cache_groups,
+            num_blocks,
+            of_builder=True,
         )
 
     def _get_pool_bytes_per_block(self, vllm_config: Any, kv_cache_groups: Any) -> int | None:
-        installed = installation.active()
-        if installed is None or installed.guard.reason() is not None:
+        if self.flow is None or self.flow.keeps_out() or self.flow.known.replaced() is not None:
             return None
-        installed.subclasses.met.clear()
         try:
-            size = installed.planner.bytes_per_block(vllm_config, kv_cache_groups)
-            # Nothing compares this number; vLLM's probe is exact for a plugin's class, too.
-            return None if installed.subclasses.met else size
+            return self.flow.planner.bytes_per_block(vllm_config, kv_cache_groups)
         except Exception:
             # vLLM's probe then says what is wrong.
             return None
 
 
-def _prepare_groups(installed: Installation, vllm_config: Any, kv_cache_spec: Any) -> Answer:
-    if vllm_config.model_config.supports_kv_cache_grouping:
-        raise StepAside("the model declares its own KV cache groups", by_design=True)
-    flow._require_known_registry(installed)
-    groups, changes, notices = installed.planner.groups(vllm_config, kv_cache_spec)
+def _groups(flow: Flow, vllm_config: Any, kv_cache_spec: Any) -> Answer:
+    groups, changes, notices = flow.planner.groups(vllm_config, kv_cache_spec)
 
     def commit() -> None:
         if changes is not None:
             kv_cache_spec.update(changes)
-        flow.log(installed, notices)
+        flow.log(notices)
 
     return Answer(groups, commit)
 
 
-def _prepare_config(
-    installed: Installation, vllm_config: Any, kv_cache_groups: Any, num_blocks: int
-) -> Answer:
-    return Answer(installed.planner.place(vllm_config, kv_cache_groups, num_blocks))
+def _config(flow: Flow, vllm_config: Any, kv_cache_groups: Any, num_blocks: int) -> Answer:
+    return Answer(flow.planner.place(vllm_config, kv_cache_groups, num_blocks))
 
 
-def install(installed: Installation) -> bool:
-    """Make the platform's hook name kvplan's builder; False if this vLLM has no such hook."""
-    if _HOOK not in vars(Platform):
-        report.fallback(f"vLLM {installed.version} has no platform hook {_HOOK}")
-        return False
-    original = vars(Platform)[_HOOK]
+def patches(flow: Flow) -> list[Patch]:
+    """The platform's hook, naming kvplan's builder.
+
+    Raises:
+        AttributeError: this vLLM has no such hook.
+    """
+    original = stock(Platform, _HOOK)
 
     @classmethod  # type: ignore[misc]
     @functools.wraps(original.__func__)
@@ -104,21 +103,9 @@ def install(installed: Installation) -> bool:
             return chosen
         return f"{KvplanKVCacheConfigBuilder.__module__}.{KvplanKVCacheConfigBuilder.__qualname__}"
 
-    setattr(Platform, _HOOK, hook)
-    installed.undo.append(functools.partial(_restore, hook, original))
-    installed.builders = (
-        KvplanKVCacheConfigBuilder,
-        installed.planning.DefaultKVCacheConfigBuilder,
-    )
+    flow.builders = (KvplanKVCacheConfigBuilder, flow.vllm.planning.DefaultKVCacheConfigBuilder)
     _name_overriding_platform()
-    return True
-
-
-def _restore(hook: Any, original: Any) -> None:
-    if vars(Platform).get(_HOOK) is hook:
-        setattr(Platform, _HOOK, original)
-    else:
-        report.once(logging.WARNING, f"Platform.{_HOOK} was replaced after kvplan and stays")
+    return [Patch(Platform, _HOOK, hook), Patch(KvplanKVCacheConfigBuilder, "flow", flow)]
 
 
 def _name_overriding_platform() -> None:

@@ -7,7 +7,6 @@ fields kvplan cannot place is marked, and only models that use it are left to vL
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from fractions import Fraction
 from types import ModuleType
 from typing import Any
@@ -112,12 +111,12 @@ def _describe_plain(cls: type, given: tuple[str, ...], optional: tuple[str, ...]
     return {"type": cls, "fields": {name: _default(fields[name]) for name in given} | rest}
 
 
-def describe(
-    interface: ModuleType, class_above: Callable[[type], str], *, before_033: bool
-) -> dict[str, Any]:
-    """Describe the classes of this vLLM to :class:`kvplan._core.VllmPlanner`.
+def _class_above(cls: type) -> str:
+    raise TypeError(f"KV cache spec class {cls.__qualname__} is not known to kvplan")
 
-    ``class_above`` names the known class that a plugin's class is a kind of, or raises.
+
+def describe(interface: ModuleType, *, before_033: bool) -> dict[str, Any]:
+    """Describe the classes of this vLLM to :class:`kvplan._core.VllmPlanner`.
 
     Raises:
         UnknownClassError: a class that every plan needs is not as kvplan knows it.
@@ -144,5 +143,5 @@ def describe(
         "roles": [roles.DEFAULT, roles.HISPARSE_SOURCE, roles.HISPARSE_INDEXER],
         "projection_resets_group": before_033,
         "groups_annotate": before_033,
-        "class_above": class_above,
+        "class_above": _class_above,
     }

@@ -1,4 +1,4 @@
-"""vLLM's planning flow on kvplan: the two functions that its engine core calls.
+"""vLLM's planning flow on kvplan: the functions that its engine core calls.
 
 They mirror ``get_global_kv_cache_groups`` and ``get_kv_cache_configs`` of
 vllm/v1/core/kv_cache_planning.py (0.33), and ``get_kv_cache_configs`` of
@@ -7,243 +7,260 @@ vllm/v1/core/kv_cache_utils.py (0.32), which groups the layers itself.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
-import importlib
 import logging
-import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-from kvplan.vllm import grouping, installation, record, report
-from kvplan.vllm.dispatch import Answer, call
-from kvplan.vllm.installation import Installation
-from kvplan.vllm.step_aside import StepAside
+from kvplan import _core
+from kvplan.vllm import conversion, grouping, record, report, verify
+from kvplan.vllm.decide import TESTED_VERSIONS, Known, StepAside
+from kvplan.vllm.detect import Vllm
+from kvplan.vllm.options import Options
+from kvplan.vllm.patch import Patch, stock
 
-_BUILDERS = "vllm.v1.core.kv_cache_config_builder"
-_REGISTRY = "vllm.v1.kv_cache_spec_registry"
-
-# What was there before kvplan: for calls once kvplan is out again, and for functions of other
-# plugins that call what they have wrapped.
-_before: dict[str, Any] = {}
+_stock_mode: contextvars.ContextVar[bool] = contextvars.ContextVar("kvplan_stock", default=False)
 
 
-def install(installed: Installation) -> None:
-    """Replace the functions wherever a module of this process holds them."""
-    replacements: dict[str, Callable[..., Any]] = {"get_kv_cache_configs": get_kv_cache_configs_032}
-    if not installed.before_033:
-        replacements = {
-            "get_kv_cache_configs": get_kv_cache_configs,
-            "get_global_kv_cache_groups": get_global_kv_cache_groups,
-        }
-    for name, replacement in replacements.items():
-        original = installed.originals[name]
-        if name not in _before:
-            _before[name] = original
-            functools.update_wrapper(replacement, original)
-        installation.replace_everywhere(name, original, replacement)
-        installed.undo.append(functools.partial(_restore, installed, name, replacement))
-    installed.replacements = replacements
+@contextlib.contextmanager
+def stock_mode() -> Iterator[None]:
+    """Leave everything inside to vLLM's own functions, what kvplan's builder does included."""
+    token = _stock_mode.set(True)
+    try:
+        yield
+    finally:
+        _stock_mode.reset(token)
 
 
-def _restore(installed: Installation, name: str, replacement: Any) -> None:
-    original = installed.originals[name]
-    if vars(installed.planning).get(name) is not replacement:
-        report.once(
-            logging.WARNING,
-            f"{installed.planning.__name__}.{name} was replaced after kvplan was installed and "
-            "stays as it is",
+class Answer(NamedTuple):
+    """A result, and what vLLM would log and write with it, if anything."""
+
+    value: Any
+    commit: Callable[[], None] | None = None
+    verifiable: bool = True  # False where another plan than vLLM's was asked for
+
+
+class Flow:
+    """kvplan in the place of one vLLM's planner.
+
+    Attributes:
+        vllm: the vLLM.
+        options: what the user asks for.
+        planner: kvplan's planner on that vLLM's objects.
+        known: what decides whether it may answer.
+        stock: vLLM's own functions by name.
+        builders: builder classes whose placement kvplan knows.
+    """
+
+    def __init__(self, vllm: Vllm, options: Options):
+        """Read how this vLLM's functions and classes are; nothing is changed.
+
+        Raises:
+            UnknownClassError, AttributeError, ImportError: it is not one that kvplan knows.
+        """
+        self.vllm = vllm
+        self.options = options
+        self.stock = {name: stock(vllm.planning, name) for name in vllm.flow}
+        self.known = Known(vllm)
+        self.planner = _core.VllmPlanner(
+            conversion.describe(vllm.interface, before_033=vllm.before_033)
         )
-    installation.replace_everywhere(name, replacement, original)
+        self.verify = options.verify
+        if self.verify is None:
+            self.verify = vllm.version not in TESTED_VERSIONS
+        self.builders: tuple[type, ...] = ()
+        self._closed = False
 
+    def close(self) -> None:
+        """Leave every later call to vLLM: functions of other plugins may hold on to kvplan's."""
+        self._closed = True
 
-def get_global_kv_cache_groups(vllm_config: Any, kv_cache_specs: Any) -> Any:
-    """The groups of the whole model (0.33)."""
-    installed = installation.active()
-    if installed is None:
-        return _before["get_global_kv_cache_groups"](vllm_config, kv_cache_specs)
-    return call(
-        installed,
-        "get_global_kv_cache_groups",
-        _prepare_groups,
-        installed.originals["get_global_kv_cache_groups"],
-        (vllm_config, kv_cache_specs),
-    )
+    def keeps_out(self) -> bool:
+        """Whether vLLM's own plan is asked for."""
+        return self._closed or _stock_mode.get()
 
+    def patches(self) -> list[Patch]:
+        """The functions in the place of vLLM's."""
 
-def get_kv_cache_configs(
-    vllm_config: Any, kv_cache_specs: Any, available_memory: Any, global_kv_cache_groups: Any
-) -> Any:
-    """The KV cache of every worker, for groups from :func:`get_global_kv_cache_groups` (0.33)."""
-    return _configs(vllm_config, kv_cache_specs, available_memory, global_kv_cache_groups)
+        def get_global_kv_cache_groups(vllm_config: Any, kv_cache_specs: Any) -> Any:
+            return self.groups(vllm_config, kv_cache_specs)
 
+        def get_kv_cache_configs(
+            vllm_config: Any,
+            kv_cache_specs: Any,
+            available_memory: Any,
+            global_kv_cache_groups: Any,
+        ) -> Any:
+            groups = (global_kv_cache_groups,)
+            return self.configs(vllm_config, kv_cache_specs, available_memory, *groups)
 
-def get_kv_cache_configs_032(vllm_config: Any, kv_cache_specs: Any, available_memory: Any) -> Any:
-    """The KV cache of every worker, grouped here (0.32)."""
-    return _configs(vllm_config, kv_cache_specs, available_memory)
+        def get_kv_cache_configs_032(
+            vllm_config: Any, kv_cache_specs: Any, available_memory: Any
+        ) -> Any:
+            return self.configs(vllm_config, kv_cache_specs, available_memory)
 
+        functions: tuple[Callable[..., Any], ...] = (get_kv_cache_configs_032,)
+        if not self.vllm.before_033:
+            functions = (get_global_kv_cache_groups, get_kv_cache_configs)
+        return [
+            Patch(self.vllm.planning, name, functools.wraps(self.stock[name])(function))
+            for name, function in zip(self.vllm.flow, functions, strict=True)
+        ]
 
-def original_of(name: str, function: Any) -> Any:
-    """What a planning module holds, or what it held before kvplan."""
-    ours = (get_kv_cache_configs, get_kv_cache_configs_032, get_global_kv_cache_groups)
-    return _before[name] if function in ours else function
-
-
-def _configs(vllm_config: Any, kv_cache_specs: Any, available_memory: Any, *groups: Any) -> Any:
-    installed = installation.active()
-    if installed is None:
-        before = _before["get_kv_cache_configs"]
-        return before(vllm_config, kv_cache_specs, available_memory, *groups)
-    if installed.record:
-        record.record(installed, vllm_config, kv_cache_specs, available_memory)
-    return call(
-        installed,
-        "get_kv_cache_configs",
-        _prepare_configs,
-        installed.originals["get_kv_cache_configs"],
-        (vllm_config, kv_cache_specs, available_memory, *groups),
-        _description(installed, vllm_config, kv_cache_specs, available_memory)
-        if installed.verify
-        else None,
-    )
-
-
-def _description(
-    installed: Installation, vllm_config: Any, kv_cache_specs: Any, available_memory: Any
-) -> Callable[[], str]:
-    """The request, for later: by then, vLLM has written the fitted length."""
-    requested = getattr(getattr(vllm_config, "model_config", None), "max_model_len", None)
-    return functools.partial(
-        record.request_text,
-        installed,
-        vllm_config,
-        kv_cache_specs,
-        available_memory,
-        max_model_len=requested,
-    )
-
-
-def _module(name: str) -> Any:
-    """As vLLM imports it, in each call."""
-    return sys.modules.get(name) or importlib.import_module(name)
-
-
-def _require_default_builder(installed: Installation, vllm_config: Any) -> None:
-    """A platform or a test that selects a builder of its own keeps it."""
-    if installed.before_033:
-        return
-    cls = type(_module(_BUILDERS).get_kv_cache_config_builder(vllm_config))
-    if cls not in installed.builders:
-        raise StepAside(
-            f"the platform selects the builder {cls.__module__}.{cls.__qualname__}", by_design=True
+    def groups(self, vllm_config: Any, kv_cache_specs: Any) -> Any:
+        """The groups of the whole model (0.33)."""
+        name = "get_global_kv_cache_groups"
+        return self.call(
+            name, self._groups, self.stock[name], vllm_config, kv_cache_specs, grouping=True
         )
 
+    def configs(
+        self, vllm_config: Any, kv_cache_specs: Any, available_memory: Any, *groups: Any
+    ) -> Any:
+        """The KV cache of every worker, for the groups given (0.33), or grouped here (0.32)."""
+        name = "get_kv_cache_configs"
+        inputs = (vllm_config, kv_cache_specs, available_memory)
+        describe = None
+        if not self.keeps_out():
+            if self.options.record:
+                record.record(self, *inputs)
+            if self.verify:
+                # By the time of a description, vLLM has written the fitted length.
+                model = getattr(vllm_config, "model_config", None)
+                length = getattr(model, "max_model_len", None)
+                describe = functools.partial(
+                    record.request_text, self, *inputs, max_model_len=length
+                )
+        return self.call(name, self._configs, self.stock[name], *inputs, *groups, describe=describe)
 
-def _require_known_registry(installed: Installation) -> None:
-    reason = installed.guard.registry_reason(_module(_REGISTRY))
-    if reason is not None:
-        raise StepAside(reason)
+    def call(
+        self,
+        function: str,
+        prepare: Callable[..., Answer],
+        stock: Callable[..., Any],
+        vllm_config: Any,
+        *arguments: Any,
+        grouping: bool = False,
+        of_builder: bool = False,
+        describe: Callable[[], str] | None = None,
+    ) -> Any:
+        """Answer with kvplan if it can, otherwise with whatever ``stock`` returns or raises.
 
-
-def _prepare_groups(installed: Installation, vllm_config: Any, kv_cache_specs: Any) -> Answer:
-    _require_default_builder(installed, vllm_config)
-    if vllm_config.model_config.supports_kv_cache_grouping:
-        raise StepAside("the model declares its own KV cache groups", by_design=True)
-    _require_known_registry(installed)
-    chosen = grouping.keywords(installed, vllm_config, kv_cache_specs)
-    groups, notices = installed.planner.global_groups(vllm_config, kv_cache_specs, chosen)
-    return Answer(
-        groups, functools.partial(log, installed, notices) if notices else None, not chosen
-    )
-
-
-def _prepare_configs(
-    installed: Installation,
-    vllm_config: Any,
-    kv_cache_specs: Any,
-    available_memory: Any,
-    global_kv_cache_groups: Any = None,
-) -> Answer:
-    _require_default_builder(installed, vllm_config)
-    _require_known_registry(installed)
-    # From 0.33 on, the groups are there already.
-    chosen = (
-        grouping.keywords(installed, vllm_config, kv_cache_specs) if installed.before_033 else {}
-    )
-    request = (vllm_config, kv_cache_specs, available_memory, global_kv_cache_groups)
-    if grouping.is_sliced(chosen):
+        ``prepare`` changes nothing and logs nothing; ``commit`` of its answer does. ``describe``
+        gives the input of a call whose verification failed.
+        """
+        if self.keeps_out():
+            return stock(vllm_config, *arguments)
         try:
-            return _planned(installed, chosen, *request)
-        except ValueError as error:  # gate.Refused, or what the planner says
-            grouping.warn_not_sliced(error)
-            chosen = {}
-    return _planned(installed, chosen, *request)
+            builders = () if of_builder else self.builders
+            aside = self.known.why_not(vllm_config, grouping=grouping, builders=builders)
+            if aside is None:
+                answer = prepare(vllm_config, *arguments)
+        except Exception as error:
+            aside = StepAside(f"{type(error).__name__}: {error}")
+        if aside is not None:
+            return _step_aside(aside, function, stock, vllm_config, *arguments)
+        if self.verify and answer.verifiable:
+            with stock_mode():
+                return verify.compared(
+                    function, answer.value, lambda: stock(vllm_config, *arguments), describe
+                )
+        if answer.commit is not None:
+            answer.commit()
+        report.native(function)
+        return answer.value
 
+    def _groups(self, vllm_config: Any, kv_cache_specs: Any) -> Answer:
+        chosen = grouping.keywords(self.options.grouping, vllm_config, kv_cache_specs)
+        groups, notices = self.planner.global_groups(vllm_config, kv_cache_specs, chosen)
+        return Answer(groups, functools.partial(self.log, notices), not chosen)
 
-def _planned(
-    installed: Installation,
-    chosen: dict[str, Any],
-    vllm_config: Any,
-    kv_cache_specs: Any,
-    available_memory: Any,
-    global_kv_cache_groups: Any,
-) -> Answer:
-    configs, effects = installed.planner.plan(
-        vllm_config, kv_cache_specs, available_memory, global_kv_cache_groups, chosen
-    )
-    if grouping.is_sliced(chosen):
-        configs = grouping.cut(configs, chosen)
-    commit = effects and functools.partial(_commit, installed, vllm_config, effects)
-    return Answer(configs, commit, not chosen)
+    def _configs(
+        self,
+        vllm_config: Any,
+        kv_cache_specs: Any,
+        available_memory: Any,
+        global_kv_cache_groups: Any = None,
+    ) -> Answer:
+        request = (vllm_config, kv_cache_specs, available_memory, global_kv_cache_groups)
+        # From 0.33 on, the groups are there already.
+        chosen: dict[str, Any] = {}
+        if self.vllm.before_033:
+            chosen = grouping.keywords(self.options.grouping, vllm_config, kv_cache_specs)
+        if grouping.is_sliced(chosen):
+            try:
+                return self._planned(chosen, *request)
+            except ValueError as error:  # gate.Refused, or what the planner says
+                grouping.warn_not_sliced(error)
+                chosen = {}
+        return self._planned(chosen, *request)
 
+    def _planned(self, chosen: dict[str, Any], vllm_config: Any, *request: Any) -> Answer:
+        configs, effects = self.planner.plan(vllm_config, *request, chosen)
+        if grouping.is_sliced(chosen):
+            configs = grouping.cut(configs, chosen)
+        commit = effects and functools.partial(self._commit, vllm_config, effects)
+        return Answer(configs, commit, not chosen)
 
-def _commit(installed: Installation, vllm_config: Any, effects: dict[str, Any]) -> None:
-    """Log and write what vLLM would."""
-    log(installed, effects["notices"])
-    for own in effects["own_blocks"]:
-        installed.planning.logger.info(
-            "Overriding num_gpu_blocks=%d with num_gpu_blocks_override=%d",
-            own,
-            effects["num_gpu_blocks_override"],
-        )
-    if effects["auto_fit"]:
-        _commit_fitted_length(installed, vllm_config, effects)
-    for level, message in effects["remarks"]:
-        if level == "warning":
-            report.once(logging.WARNING, message)
+    def log(self, notices: list[tuple[str, str]]) -> None:
+        """Log the lines of vLLM through its own logger."""
+        for level, message in notices:
+            getattr(self.vllm.planning.logger, level)("%s", message)
 
+    def _commit(self, vllm_config: Any, effects: dict[str, Any]) -> None:
+        """Log and write what vLLM would."""
+        self.log(effects["notices"])
+        for own in effects["own_blocks"]:
+            self.vllm.planning.logger.info(
+                "Overriding num_gpu_blocks=%d with num_gpu_blocks_override=%d",
+                own,
+                effects["num_gpu_blocks_override"],
+            )
+        if effects["auto_fit"]:
+            self._commit_fitted_length(vllm_config, effects)
+        for level, message in effects["remarks"]:
+            if level == "warning":
+                report.once(logging.WARNING, message)
 
-def log(installed: Installation, notices: list[tuple[str, str]]) -> None:
-    """Log the lines of vLLM through its own logger."""
-    for level, message in notices:
-        getattr(installed.planning.logger, level)("%s", message)
-
-
-def _commit_fitted_length(
-    installed: Installation, vllm_config: Any, effects: dict[str, Any]
-) -> None:
-    """Write the length, and the line that users look for after ``--max-model-len auto``."""
-    planning = installed.planning
-    requested, fitted = effects["requested_max_model_len"], effects["max_model_len"]
-    if effects["attention_free"]:
+    def _commit_fitted_length(self, vllm_config: Any, effects: dict[str, Any]) -> None:
+        """Write the length, and the line that users look for after ``--max-model-len auto``."""
+        planning = self.vllm.planning
+        requested, fitted = effects["requested_max_model_len"], effects["max_model_len"]
+        if effects["attention_free"]:
+            planning.logger.info_once(
+                "Auto-fit max_model_len: attention-free model, using derived max_model_len=%d",
+                requested,
+            )
+            return
+        memory = f"{planning.format_gib(effects['limiting_memory'])} GiB"
+        memory = f"{memory} {planning._kv_cache_device_name(vllm_config)}"
+        if fitted >= requested:
+            planning.logger.info_once(
+                "Auto-fit max_model_len: full model context length %d fits in "
+                "available KV cache memory (%s)",
+                requested,
+                memory,
+            )
+            return
+        vllm_config.model_config.max_model_len = fitted
         planning.logger.info_once(
-            "Auto-fit max_model_len: attention-free model, using derived max_model_len=%d",
+            "Auto-fit max_model_len: reduced from %d to %d to fit in available KV cache memory "
+            "(%s)",
             requested,
-        )
-        return
-    memory = f"{planning.format_gib(effects['limiting_memory'])} GiB"
-    memory = f"{memory} {planning._kv_cache_device_name(vllm_config)}"
-    if fitted >= requested:
-        planning.logger.info_once(
-            "Auto-fit max_model_len: full model context length %d fits in "
-            "available KV cache memory (%s)",
-            requested,
+            fitted,
             memory,
         )
-        return
-    vllm_config.model_config.max_model_len = fitted
-    planning.logger.info_once(
-        "Auto-fit max_model_len: reduced from %d to %d to fit in available KV cache memory (%s)",
-        requested,
-        fitted,
-        memory,
-    )
+
+
+def _step_aside(aside: StepAside, function: str, stock: Callable[..., Any], *arguments: Any) -> Any:
+    """The outcome of vLLM. Where it fails as well, its error is all that anyone needs."""
+    try:
+        with stock_mode():
+            result = stock(*arguments)
+    except Exception:
+        report.error(function)
+        raise
+    report.fallback(str(aside), logging.INFO if aside.by_design else logging.WARNING)
+    return result

@@ -13,7 +13,6 @@ from typing import Any
 
 from kvplan.enums import MultipleOf
 from kvplan.vllm import report
-from kvplan.vllm.installation import Installation
 from kvplan.vllm.sliced import gate
 
 Sizes = tuple[int | MultipleOf, ...]
@@ -22,14 +21,14 @@ _ANY: Sizes = (MultipleOf(1),)
 
 
 def keywords(
-    installed: Installation, vllm_config: Any, kv_cache_specs: Iterable[dict[str, Any]]
+    options: dict[str, Any], vllm_config: Any, kv_cache_specs: Iterable[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The keywords of :class:`kvplan.PlanningConfig` for the grouping that was asked for."""
-    if not installed.grouping:
+    """The keywords of :class:`kvplan.PlanningConfig` for the grouping that ``options`` ask for."""
+    if not options:
         return {}
-    if is_sliced(installed.grouping):
-        return _sliced_keywords(installed, vllm_config, kv_cache_specs)
-    return installed.grouping | kernel_block_sizes(vllm_config, kv_cache_specs)
+    if is_sliced(options):
+        return _sliced_keywords(options, vllm_config, kv_cache_specs)
+    return options | kernel_block_sizes(vllm_config, kv_cache_specs)
 
 
 def is_sliced(chosen: dict[str, Any]) -> bool:
@@ -38,7 +37,7 @@ def is_sliced(chosen: dict[str, Any]) -> bool:
 
 
 def _sliced_keywords(
-    installed: Installation, vllm_config: Any, kv_cache_specs: Iterable[dict[str, Any]]
+    options: dict[str, Any], vllm_config: Any, kv_cache_specs: Iterable[dict[str, Any]]
 ) -> dict[str, Any]:
     """With the layout that slices need; none, and one warning, where they cannot run."""
     try:
@@ -53,7 +52,7 @@ def _sliced_keywords(
     sizes = _ANY
     for backend in backends:
         sizes = common(sizes, _read(backend.get_supported_kernel_block_sizes()))
-    return installed.grouping | _keywords(sizes, ()) | {"kv_cache_layout": layout}
+    return options | _keywords(sizes, ()) | {"kv_cache_layout": layout}
 
 
 def warn_not_sliced(reason: Exception) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kvplan
 from kvplan import _core
 from kvplan.vllm import grouping, report
-from kvplan.vllm.installation import Installation
+
+if TYPE_CHECKING:
+    from kvplan.vllm.flow import Flow
 
 
 def request_text(
-    installed: Installation,
+    flow: Flow,
     vllm_config: Any,
     kv_cache_specs: list[dict[str, Any]],
     available_memory: list[int],
@@ -25,9 +27,9 @@ def request_text(
     Raises:
         TypeError, ValueError: a spec or a config value that kvplan does not know.
     """
-    chosen = grouping.keywords(installed, vllm_config, kv_cache_specs)
-    config = installed.planner.read_config(vllm_config, chosen | overrides)
-    native_layers = installed.planner.to_native_layers(config, kv_cache_specs)
+    chosen = grouping.keywords(flow.options.grouping, vllm_config, kv_cache_specs)
+    config = flow.planner.read_config(vllm_config, chosen | overrides)
+    native_layers = flow.planner.to_native_layers(config, kv_cache_specs)
     specs: list[dict[str, Any]] = []
     index_of: dict[Any, int] = {}
     first_with: dict[tuple[Any, ...], int] = {}
@@ -53,7 +55,7 @@ def request_text(
         "config": _config_fields(config),
         "specs": specs,
         "workers": workers,
-        "source": f"kvplan {kvplan.__version__}, vLLM {installed.version}",
+        "source": f"kvplan {kvplan.__version__}, vLLM {flow.vllm.version}",
     }
     return json.dumps(request, indent=1)
 
@@ -65,7 +67,7 @@ def _config_fields(config: _core.PlanningConfig) -> dict[str, Any]:
 
 
 def record(
-    installed: Installation,
+    flow: Flow,
     vllm_config: Any,
     kv_cache_specs: list[dict[str, Any]],
     available_memory: list[int],
@@ -74,10 +76,10 @@ def record(
 
     Never fails: what goes wrong is a warning.
     """
-    path = installed.record.replace("%p", str(os.getpid()))
+    path = flow.options.record.replace("%p", str(os.getpid()))
     part = f"{path}.{os.getpid()}.part"
     try:
-        text = request_text(installed, vllm_config, kv_cache_specs, available_memory)
+        text = request_text(flow, vllm_config, kv_cache_specs, available_memory)
         with open(part, "w", encoding="utf-8") as file:
             file.write(text + "\n")
         os.replace(part, path)

@@ -13,7 +13,6 @@ _native: Counter[str] = Counter()
 _errors: Counter[str] = Counter()
 _fallback: Counter[str] = Counter()
 _comparisons: Counter[str] = Counter()
-_plugin_classes: dict[str, str] = {}
 _logged: set[tuple[int, str]] = set()
 
 
@@ -48,11 +47,6 @@ def verified(equal: bool) -> None:
         _comparisons["mismatches"] += 1
 
 
-def plugin_class(name: str, state: str) -> None:
-    """Note what a plugin's spec class is: "on trial", "planned" or "left to vLLM"."""
-    _plugin_classes[name] = state
-
-
 def stats() -> dict[str, Any]:
     """See :func:`kvplan.vllm.stats`."""
     return {
@@ -61,7 +55,6 @@ def stats() -> dict[str, Any]:
         "errors": dict(_errors),
         "verified": _comparisons["verified"],
         "mismatches": _comparisons["mismatches"],
-        "plugin_classes": dict(_plugin_classes),
     }
 
 
@@ -69,5 +62,4 @@ def reset() -> None:
     """Forget all counts and which messages were logged."""
     for counter in (_native, _errors, _fallback, _comparisons):
         counter.clear()
-    _plugin_classes.clear()
     _logged.clear()

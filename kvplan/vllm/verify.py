@@ -1,4 +1,4 @@
-"""Comparing kvplan's result with vLLM's, field by field."""
+"""Planning with both: kvplan's result beside vLLM's, field by field."""
 
 from __future__ import annotations
 
@@ -46,8 +46,28 @@ def difference(ours: Any, theirs: Any, where: str = "result") -> str | None:
     return None if ours == theirs else f"{where}: {ours!r}, vLLM: {theirs!r}"
 
 
-def log_mismatch(function: str, difference: str, describe: Callable[[], str] | None) -> None:
-    """One error line that names the difference and the file with the input."""
+def compared(
+    function: str, ours: Any, stock: Callable[[], Any], describe: Callable[[], str] | None
+) -> Any:
+    """What ``stock`` returns or raises; that kvplan's result differs is one error line."""
+    try:
+        expected = stock()
+    except Exception as error:
+        report.verified(equal=False)
+        _log_mismatch(function, f"vLLM raises {type(error).__name__}: {error}", describe)
+        raise
+    found = difference(ours, expected)
+    report.verified(equal=found is None)
+    if found is None:
+        report.native(function)
+    else:
+        _log_mismatch(function, found, describe)
+        report.fallback(f"{function} differs from vLLM's", level=None)
+    return expected
+
+
+def _log_mismatch(function: str, difference: str, describe: Callable[[], str] | None) -> None:
+    """Names the difference and the file with the input."""
     report.logger.error(
         "kvplan's %s differs from vLLM's, whose result is used. Please report this: %s. %s",
         function,

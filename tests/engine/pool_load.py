@@ -108,8 +108,10 @@ def main() -> None:
     which, model_dir = sys.argv[1], Path(sys.argv[2])
     if which == "kvplan":
         from kvplan.vllm import block_pool
+        from kvplan.vllm.detect import detect
+        from kvplan.vllm.patch import Applied
 
-        assert block_pool.install()
+        assert Applied(block_pool.patches(detect()))
     from vllm import SamplingParams
 
     engine = make_engine(model_dir)

@@ -10,7 +10,8 @@ from built_in_kinds import KINDS
 from cli_runner import run
 
 import kvplan
-from kvplan.offline import models, request, specs
+from kvplan import request, specs
+from kvplan.offline import models
 from kvplan.offline.cli.block_map import block_map
 from kvplan.offline.cli.buffer_map import buffer_map
 from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS

@@ -10,7 +10,8 @@ from typing import Any
 import oracle
 import vllm.logger
 
-from kvplan.vllm import installation, verify
+from kvplan.vllm import verify
+from kvplan.vllm.flow import stock_mode
 
 LOGGER = logging.getLogger(oracle.kv_cache_planning.__name__)
 
@@ -107,7 +108,7 @@ def plan(request: dict[str, Any], *, stock: bool = False, functions: Any = None)
     planning = functions or oracle.kv_cache_planning
     config, specs, memory = oracle.inputs(request)
     outcome = Outcome()
-    with logged() as lines, installation.stock_mode() if stock else contextlib.nullcontext():
+    with logged() as lines, stock_mode() if stock else contextlib.nullcontext():
         try:
             arguments = (config, specs, memory)
             if hasattr(planning, "get_global_kv_cache_groups"):  # before 0.33, one step

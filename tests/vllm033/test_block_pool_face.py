@@ -16,7 +16,10 @@ from vllm.v1.core import block_pool as vllm_block_pool  # noqa: E402
 from vllm.v1.core import kv_cache_coordinator, kv_cache_utils  # noqa: E402
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id  # noqa: E402
 
+import kvplan.vllm  # noqa: E402
 from kvplan.vllm import block_pool as face  # noqa: E402
+from kvplan.vllm.detect import detect  # noqa: E402
+from kvplan.vllm.patch import Applied  # noqa: E402
 
 HASHES = [bytes([i]) * 32 for i in range(8)]
 REQUEST = SimpleNamespace(block_hashes=HASHES)
@@ -30,45 +33,36 @@ def free_ids(pool):
     return [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
 
 
-@pytest.fixture
-def uninstalled():
-    face.uninstall()
-    face._warned.clear()
-    yield
-    face.uninstall()
-
-
 # Installation.
 
 
-@pytest.mark.usefixtures("uninstalled")
-def test_install_replaces_every_import_and_uninstall_undoes_it():
+def test_the_patch_replaces_every_import_and_undoing_it_restores_them():
     original = vllm_block_pool.BlockPool
-    assert face.install()
-    assert face.install()
-    assert face.is_installed()
-    assert vllm_block_pool.BlockPool is face.BlockPool
-    assert kv_cache_coordinator.BlockPool is face.BlockPool
-    left = [
-        name
-        for name, module in sys.modules.items()
-        if name.startswith("vllm.") and vars(module).get("BlockPool") is original
-    ]
-    assert left == []
-    face.uninstall()
-    assert not face.is_installed()
+    applied = Applied(face.patches(detect()))
+    try:
+        assert vllm_block_pool.BlockPool is face.BlockPool
+        assert kv_cache_coordinator.BlockPool is face.BlockPool
+        left = [
+            name
+            for name, module in sys.modules.items()
+            if name.startswith("vllm.") and vars(module).get("BlockPool") is original
+        ]
+        assert left == []
+    finally:
+        applied.undo()
     assert vllm_block_pool.BlockPool is original
     assert kv_cache_coordinator.BlockPool is original
 
 
-@pytest.mark.usefixtures("uninstalled")
-def test_the_environment_turns_it_off(monkeypatch):
-    monkeypatch.setenv("KVPLAN_BLOCK_POOL", "0")
-    assert not face.install()
-    assert kv_cache_coordinator.BlockPool is not face.BlockPool
+@pytest.mark.usefixtures("nothing_installed")
+@pytest.mark.parametrize("off", ["0", "1"])
+def test_the_environment_turns_it_off(monkeypatch, off):
+    monkeypatch.setenv("KVPLAN_BLOCK_POOL", off)
+    assert kvplan.vllm.install()
+    assert (kv_cache_coordinator.BlockPool is face.BlockPool) == (off == "1")
 
 
-@pytest.mark.usefixtures("uninstalled")
+@pytest.mark.usefixtures("nothing_installed")
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -92,14 +86,12 @@ def test_what_it_does_not_know_leaves_vllms_pool_with_one_warning(
     change, reason, monkeypatch, caplog
 ):
     change(monkeypatch)
-    with caplog.at_level(logging.WARNING, logger=face.__name__):
-        assert not face.install()
-        assert not face.install()
-    assert [record.message for record in caplog.records if reason in record.message] == [
-        record.message for record in caplog.records
-    ]
-    assert len(caplog.records) == 1
-    assert kv_cache_coordinator.BlockPool is not face.BlockPool
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    with caplog.at_level(logging.WARNING, logger="vllm.kvplan"):
+        assert not face.patches(detect())
+        assert not face.patches(detect())
+    (record,) = caplog.records
+    assert reason in record.message
 
 
 class SimpleSubclass(vllm_block_pool.BlockPool):

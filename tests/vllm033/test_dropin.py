@@ -21,7 +21,8 @@ from vllm.v1.core import kv_cache_planning as planning
 
 import kvplan.vllm
 from kvplan import _core
-from kvplan.vllm import installation, report, verify
+from kvplan.vllm import conversion, report, verify
+from kvplan.vllm.flow import stock_mode
 
 MODELS = int(os.environ.get("KVPLAN_FUZZ_MODELS", "2000"))
 FIRST_SEED = int(os.environ.get("KVPLAN_FUZZ_SEED", "0"))
@@ -34,7 +35,7 @@ def installed(monkeypatch):
     monkeypatch.setenv("KVPLAN_BLOCK_POOL", "0")
     report.reset()
     assert kvplan.vllm.install()
-    yield installation.current
+    yield kvplan.vllm.installed_flow()
     kvplan.vllm.uninstall()
 
 
@@ -95,7 +96,7 @@ def test_the_builder_alone_plans_alike(installed):
     """The flow of vLLM around kvplan's builder; no block is placed to see how large it is."""
     from kvplan.vllm.builder import KvplanKVCacheConfigBuilder
 
-    flow = SimpleNamespace(**installed.originals)
+    flow = SimpleNamespace(**installed.stock)
     with dropin.builder(KvplanKVCacheConfigBuilder()):
         for seed in range(300):
             request = random_request(seed)
@@ -206,7 +207,7 @@ def test_every_planning_function_is_the_same_with_kvplan_in_it(installed, name):
     for seed in range(150):
         request = random_request(seed)
         ours = call_function(name, KvplanKVCacheConfigBuilder(), request)
-        with installation.stock_mode():
+        with stock_mode():
             theirs = call_function(name, planning.DefaultKVCacheConfigBuilder(), request)
         assert verify.difference(ours, theirs) is None, request["model"]
         answered += ours is not None and ours[1] is None
@@ -238,7 +239,7 @@ def test_distinct_objects_of_equal_specs_are_one_spec():
     specs[1] = {name: dataclasses.replace(spec) for name, spec in specs[1].items()}
     groups = planning.get_global_kv_cache_groups(config, specs)
     configs = planning.get_kv_cache_configs(config, specs, memory, groups)
-    with installation.stock_mode():
+    with stock_mode():
         expected = planning.get_kv_cache_configs(config, specs, memory, groups)
     assert verify.difference(configs, expected) is None
 
@@ -249,7 +250,7 @@ def plans_alike(config, specs, memory, groups):
     length = config.model_config.max_model_len
     configs = planning.get_kv_cache_configs(config, specs, memory, groups)
     config.model_config.max_model_len = length
-    with installation.stock_mode():
+    with stock_mode():
         expected = planning.get_kv_cache_configs(config, specs, memory, groups)
     assert verify.difference(configs, expected) is None
     assert dropin.shared_objects(groups, configs) == dropin.shared_objects(groups, expected)
@@ -266,14 +267,14 @@ def test_specs_from_other_processes_plan_alike():
             config, specs, memory = oracle.inputs(request)
             own = [{n: dataclasses.replace(s) for n, s in worker.items()} for worker in specs]
             own = [pickle.loads(pickle.dumps(worker)) for worker in own]
-            with installation.stock_mode():
+            with stock_mode():
                 expected = planning.get_global_kv_cache_groups(config, own)
         except Exception:
             continue  # vLLM refuses the model
         groups = planning.get_global_kv_cache_groups(config, own)
         assert verify.difference(groups, expected) is None
         try:
-            with installation.stock_mode():
+            with stock_mode():
                 planning.get_kv_cache_configs(config, own, memory, groups)
         except Exception:
             continue  # it does not fit
@@ -303,7 +304,7 @@ def test_specs_plan_alike_however_python_keeps_their_fields():
                 for i, spec in enumerate(worker.values()):
                     if i % 3 != seed % 3:
                         own_keys(spec)
-            with installation.stock_mode():
+            with stock_mode():
                 expected = planning.get_global_kv_cache_groups(config, own)
                 planning.get_kv_cache_configs(config, own, memory, expected)
         except Exception:
@@ -329,7 +330,7 @@ def test_equal_layers_but_one():
         if type(value) is not int:
             continue
         object.__setattr__(own[names[1]], name, value * 2)
-        with installation.stock_mode():
+        with stock_mode():
             try:
                 expected = planning.get_global_kv_cache_groups(config, [own])
             except Exception:
@@ -398,6 +399,6 @@ def test_a_field_that_only_this_vllm_knows_is_read():
 
 
 def test_the_native_module_names_every_field_of_vllms_classes():
-    for name, cls in installation.conversion.spec_classes(oracle.interface).items():
+    for name, cls in conversion.spec_classes(oracle.interface).items():
         fields = [field.name for field in dataclasses.fields(cls)]
         assert sorted(_core.spec_field_names(name)) == sorted(fields)

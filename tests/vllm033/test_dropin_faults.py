@@ -23,7 +23,8 @@ from vllm.v1.core import kv_cache_planning as planning
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 import kvplan.vllm
-from kvplan.vllm import installation, plugin, report, verify
+from kvplan.vllm import plugin, report, verify
+from kvplan.vllm.flow import stock_mode
 
 PACKAGES = Path(kvplan.__file__).resolve().parents[1]  # of the kvplan under test
 REQUEST = to_request(
@@ -70,7 +71,7 @@ def test_an_exception_inside_kvplan(warnings):
     def broken(*args):
         raise RuntimeError("out of luck")
 
-    installation.current.planner = SimpleNamespace(global_groups=broken, plan=broken)
+    kvplan.vllm.installed_flow().planner = SimpleNamespace(global_groups=broken, plan=broken)
     assert_vllms_plan(reason="RuntimeError: out of luck")
     assert len(warnings()) == 1
     assert "out of luck" in warnings()[0]
@@ -80,14 +81,14 @@ def test_a_wrong_result_is_found_by_verification(monkeypatch, warnings, tmp_path
     monkeypatch.setenv("KVPLAN_VERIFY", "1")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     kvplan.vllm.install()
-    planner = installation.current.planner
+    planner = kvplan.vllm.installed_flow().planner
 
     def wrong(*args):
         configs, effects = planner.plan(*args)
         configs[0].kv_cache_tensors[1].offset += 16
         return configs, effects
 
-    installation.current.planner = SimpleNamespace(
+    kvplan.vllm.installed_flow().planner = SimpleNamespace(
         global_groups=planner.global_groups,
         plan=wrong,
         read_config=planner.read_config,
@@ -117,11 +118,11 @@ def test_verification_of_a_right_result_is_silent(monkeypatch, warnings):
 def test_a_version_that_was_not_tested_is_verified(monkeypatch):
     monkeypatch.setattr(vllm, "__version__", "0.33.1")
     kvplan.vllm.install()
-    assert installation.current.verify
+    assert kvplan.vllm.installed_flow().verify
     kvplan.vllm.uninstall()
     monkeypatch.setenv("KVPLAN_VERIFY", "0")
     kvplan.vllm.install()
-    assert not installation.current.verify
+    assert not kvplan.vllm.installed_flow().verify
 
 
 def test_a_vllm_without_the_hook(monkeypatch, warnings):
@@ -212,7 +213,7 @@ def test_an_unknown_subclass_of_a_spec(warnings):
             for unknown in ("sliding_window", "extra_retained_tokens"):
                 fields.pop(unknown, None)
             specs[0][name] = VendorAttentionSpec(**fields)
-        with installation.stock_mode() if seen else contextlib.nullcontext():
+        with stock_mode() if seen else contextlib.nullcontext():
             groups = planning.get_global_kv_cache_groups(config, specs)
             seen.append(planning.get_kv_cache_configs(config, specs, memory, groups))
     assert verify.difference(*seen) is None
@@ -247,7 +248,7 @@ def test_hisparse_is_vllms(monkeypatch):
         config, specs, _ = oracle.inputs(REQUEST)
         config.attention_config.hisparse_config = object()
         try:
-            with installation.stock_mode() if stock else contextlib.nullcontext():
+            with stock_mode() if stock else contextlib.nullcontext():
                 planning.get_global_kv_cache_groups(config, specs)
         except Exception as error:
             seen.append((type(error), str(error)))
@@ -275,7 +276,7 @@ def test_a_model_keeps_its_own_groups(warnings):
         config.model_config.registry = SimpleNamespace(
             resolve_model_cls=lambda architectures, model_config: (Model, "Own")
         )
-        with installation.stock_mode() if stock else contextlib.nullcontext():
+        with stock_mode() if stock else contextlib.nullcontext():
             groups = planning.get_global_kv_cache_groups(config, specs)
             seen.append((groups, planning.get_kv_cache_configs(config, specs, memory, groups)))
     assert verify.difference(*seen) is None
@@ -454,7 +455,7 @@ def test_the_plugin_can_be_turned_off(monkeypatch):
 
 
 def test_an_install_that_fails_does_not_stop_the_server(monkeypatch, warnings):
-    monkeypatch.setattr(installation, "install", lambda: 1 / 0)
+    monkeypatch.setattr(kvplan.vllm, "install", lambda: 1 / 0)
     plugin.register()
     (line,) = warnings()
     assert "vLLM plans the KV cache itself: ZeroDivisionError" in line

@@ -1,11 +1,13 @@
-"""Whether this vLLM still plans with its own functions, so that kvplan may stand in for them.
+"""Whether kvplan may stand in for this vLLM's planner: the one place where that is decided.
 
-Plugins replace functions and classes of vLLM's planner at run time. Then their plan is the right
-one, and it comes from running them, not from what kvplan knows of vLLM.
+Plugins replace functions and classes of vLLM's planner, register spec classes to be grouped as they
+like, and select builders of their own. Then their plan is the right one, and it comes from running
+them, not from what kvplan knows of vLLM.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType, ModuleType
@@ -13,17 +15,33 @@ from typing import Any
 
 from kvplan import _core
 from kvplan.vllm.conversion import spec_classes
-from kvplan.vllm.subclasses import registered_base
+from kvplan.vllm.detect import Vllm
+from kvplan.vllm.patch import stock
+
+TESTED_VERSIONS = ("0.32.0", "0.33.0")
+
+_BUILDERS = "vllm.v1.core.kv_cache_config_builder"
+_REGISTRY = "vllm.v1.kv_cache_spec_registry"
 
 
-class Guard:
-    """What vLLM's planning modules held when kvplan was installed."""
+class StepAside(Exception):
+    """vLLM's own function must run; the message says why."""
 
-    def __init__(self, planning: ModuleType, interface: ModuleType, replaced: tuple[str, ...]):
-        """Remember the functions of ``planning`` but those that kvplan replaces itself."""
-        self._planning = planning
-        used = _globals_used(planning, (*replaced, "DefaultKVCacheConfigBuilder"))
-        self._globals = {name: value for name, value in used.items() if name not in replaced}
+    def __init__(self, reason: str, *, by_design: bool = False):
+        """``by_design``: nothing to warn of."""
+        super().__init__(reason)
+        self.by_design = by_design
+
+
+class Known:
+    """What this vLLM's planner held when kvplan was installed."""
+
+    def __init__(self, vllm: Vllm):
+        """Remember the functions that the flow comes to use, and the classes that it plans with."""
+        self._vllm = vllm
+        interface = vllm.interface
+        used = _globals_used(vllm.planning, (*vllm.flow, "DefaultKVCacheConfigBuilder"))
+        self._globals = {name: value for name, value in used.items() if name not in vllm.flow}
         classes = spec_classes(interface)
         self._bases = {cls: _core.spec_uniform_type_base(name) for name, cls in classes.items()}
         watched = [
@@ -38,23 +56,38 @@ class Guard:
         self._classes = {cls: dict(vars(cls)) for cls in watched}
         self._registered = -1
         self._registry_reason: str | None = None
-        self._patched_before = _find_foreign(planning, used, interface, watched)
-        self._watch = self._make_watch()
+        self._replaced_before = _find_foreign(vllm, used, watched)
 
-    def _make_watch(self) -> _core.AttributeWatch:
-        return _core.AttributeWatch(vars(self._planning), self._globals, self._classes)
+    def why_not(
+        self, vllm_config: Any, *, grouping: bool = False, builders: tuple[type, ...] = ()
+    ) -> StepAside | None:
+        """Why vLLM's own function must answer a call, if it must.
 
-    def reason(self) -> str | None:
-        """Why kvplan must step aside now, if it must."""
-        if self._patched_before is not None:
-            return self._patched_before
-        if not self._watch.changed():
-            return None
-        current = vars(self._planning)
+        ``grouping``: the call decides which layers form a group. ``builders``: those whose
+        placement kvplan knows, for a call that is not a builder's own.
+        """
+        reason = self.replaced()
+        if reason is not None:
+            return StepAside(reason)
+        if builders:
+            # A platform or a test that selects a builder of its own keeps it.
+            cls = type(_module(_BUILDERS).get_kv_cache_config_builder(vllm_config))
+            if cls not in builders:
+                name = f"{cls.__module__}.{cls.__qualname__}"
+                return StepAside(f"the platform selects the builder {name}", by_design=True)
+        if grouping and vllm_config.model_config.supports_kv_cache_grouping:
+            return StepAside("the model declares its own KV cache groups", by_design=True)
+        reason = self._registered_otherwise(_module(_REGISTRY))
+        return None if reason is None else StepAside(reason)
+
+    def replaced(self) -> str | None:
+        """Which part of vLLM's planner is not what it was, if any."""
+        if self._replaced_before is not None:
+            return self._replaced_before
+        current = vars(self._vllm.planning)
         for name, value in self._globals.items():
             if current.get(name) is not value:
-                where = f"{self._planning.__name__}.{name}"
-                return f"{where} was replaced by {_origin(current.get(name))}"
+                return self._names(name, current.get(name))
         for cls, known in self._classes.items():
             if vars(cls) == known:
                 continue
@@ -63,10 +96,12 @@ class Guard:
                 changed = [n for n, v in now.items() if before.get(n, ...) is not v]
                 return f"{cls.__name__} was changed: {', '.join(changed) or 'attributes removed'}"
             self._classes[cls] = dict(vars(cls))
-        self._watch = self._make_watch()
         return None
 
-    def registry_reason(self, registry: ModuleType) -> str | None:
+    def _names(self, name: str, value: Any) -> str:
+        return f"{self._vllm.planning.__name__}.{name} was replaced by {origin(value)}"
+
+    def _registered_otherwise(self, registry: ModuleType) -> str | None:
         """Why the registered spec classes do not group as kvplan groups them, if so."""
         table = registry._REGISTRY_KVCACHESPEC_LIST
         if not table:
@@ -77,9 +112,10 @@ class Guard:
             self._registry_reason = self._compare_registry(table)
         return self._registry_reason
 
-    def _compare_registry(self, table: dict[type, Any]) -> str | None:
+    def _compare_registry(self, table: Mapping[type, Any]) -> str | None:
         for cls, expected in self._bases.items():
-            base = registered_base(cls, table)
+            entry = next((table[base] for base in cls.__mro__ if base in table), None)
+            base = None if entry is None else entry.uniform_type_base_spec
             actual = "" if base is None else base.__name__
             if actual != expected:
                 return (
@@ -87,6 +123,11 @@ class Guard:
                     f"not as {expected or 'nothing'}"
                 )
         return None
+
+
+def _module(name: str) -> Any:
+    """As vLLM imports it, in each call."""
+    return sys.modules.get(name) or importlib.import_module(name)
 
 
 def _attributes(of_class: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +141,7 @@ def _globals_used(module: ModuleType, roots: tuple[str, ...]) -> dict[str, Any]:
     waiting = list(roots)
     while waiting:
         name = waiting.pop()
-        value = vars(module).get(name)
+        value = stock(module, name) if name in vars(module) else None
         if name in found or not callable(value):
             continue
         found[name] = value
@@ -119,20 +160,18 @@ def _names_in(code: CodeType) -> list[str]:
     return names
 
 
-def _find_foreign(
-    planning: ModuleType, used: dict[str, Any], interface: ModuleType, watched: list[type]
-) -> str | None:
+def _find_foreign(vllm: Vllm, used: dict[str, Any], watched: list[type]) -> str | None:
     """What another plugin has put into vLLM already, if anything."""
     for name, value in used.items():
-        if not _is_vllms(value, planning):
-            return f"{planning.__name__}.{name} was replaced by {_origin(value)}"
+        if not _is_vllms(value, vllm.planning):
+            return f"{vllm.planning.__name__}.{name} was replaced by {origin(value)}"
     for cls in watched:
-        if cls.__module__ != interface.__name__:
-            return f"{interface.__name__}.{cls.__name__} was replaced by {_origin(cls)}"
+        if cls.__module__ != vllm.interface.__name__:
+            return f"{vllm.interface.__name__}.{cls.__name__} was replaced by {origin(cls)}"
         for name, value in vars(cls).items():
             function = getattr(value, "__func__", getattr(value, "fget", value))
             if isinstance(function, FunctionType) and function.__module__ != cls.__module__:
-                return f"{cls.__name__}.{name} was replaced by {_origin(function)}"
+                return f"{cls.__name__}.{name} was replaced by {origin(function)}"
     return None
 
 
@@ -146,7 +185,8 @@ def _is_vllms(value: Callable[..., Any], planning: ModuleType) -> bool:
     return not module or top == "vllm" or top in sys.stdlib_module_names
 
 
-def _origin(value: Any) -> str:
+def origin(value: Any) -> str:
+    """Where a function or a class comes from."""
     if value is None:
         return "nothing"
     module = getattr(value, "__module__", None)
