@@ -21,7 +21,8 @@ from kvplan.offline.models import (
     UnknownArchitecture,
     not_planned,
 )
-from kvplan.offline.models.drafter_method import MTP_ARCHITECTURES, speculative_method
+from kvplan.offline.models.drafter_method import speculative_method
+from kvplan.offline.models.registry import MTP_ARCHITECTURES
 
 DATA = Path(__file__).parents[1] / "data" / "registered"
 REGISTERED = sorted(DATA.rglob("*.json"))
@@ -287,8 +288,8 @@ def test_wrappers_follow_the_language_model_they_name():
     inner = {**LLAMA, "architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2"}
     names = list(planned({**wrapper, "llm_config": inner}).kv_cache_specs[0])
     assert names[0] == "language_model.model.layers.0.attention.attn"
-    unnamed = planned({**wrapper, "llm_config": without(inner, "architectures")})
-    assert list(unnamed.kv_cache_specs[0]) == names
+    with pytest.raises(ModelError, match=r"'internlm2', which names none: it is not guessed"):
+        planned({**wrapper, "llm_config": without(inner, "architectures")})
     with pytest.raises(UnknownArchitecture, match="NoSuchModel"):
         planned({**wrapper, "llm_config": {**inner, "architectures": ["NoSuchModel"]}})
 
@@ -469,7 +470,6 @@ def test_a_config_without_a_model_type_has_no_defaults():
 
 
 def test_missing_keys_take_the_class_default():
-    pytest.importorskip("transformers")
     config = without(LLAMA, "num_hidden_layers")
     assert len(planned(config).kv_cache_specs[0]) == 32
 
@@ -792,3 +792,34 @@ def test_registers_what_a_running_engine_registers(path):
         facts = {key: value for key, value in layer.items() if key != "kind"}
         encoded = json.loads(json.dumps(mine[name].to_dict()))
         assert {key: encoded[key] for key in facts} == facts, name
+
+
+def test_overridden_architectures_and_model_types_count():
+    with pytest.raises(UnknownArchitecture, match="FooForCausalLM"):
+        models.kv_cache_specs(
+            "qwen3-0.6b", ModelOptions(hf_overrides={"architectures": ["FooForCausalLM"]})
+        )
+    overrides = {"architectures": ["ExaoneForCausalLM"]}
+    names = list(planned(LLAMA, hf_overrides=overrides).kv_cache_specs[0])
+    assert names[0] == "model.h.0.attn.attention.attn"
+    # A model type brings the defaults of its class: Gemma has heads of 256 elements.
+    specs = planned(LLAMA, hf_overrides={"model_type": "gemma"}).kv_cache_specs[0]
+    assert {spec.head_size for spec in specs.values()} == {256}
+
+
+def test_overrides_replace_values_and_update_the_configs_within():
+    scaled = {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    overrides = {"rope_scaling": {"rope_type": "linear"}}
+    assert planned(scaled, hf_overrides=overrides).config["max_model_len"] == 8192
+    qwen2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
+    wrapped = {"architectures": ["Qwen2_5OmniModel"], "thinker_config": {"text_config": qwen2}}
+    overrides = {"thinker_config": {"text_config": {"num_hidden_layers": 2}}}
+    assert len(planned(wrapped, hf_overrides=overrides).kv_cache_specs[0]) == 2
+
+
+def test_overrides_that_mean_nothing_are_told():
+    overrides = {"sliding_windw": 128, "rope_theta": 1e6, "sliding_window": 4096, "head_dim": 64}
+    assert planned(LLAMA, hf_overrides=overrides).unknown_overrides == (
+        "sliding_windw",
+        "rope_theta",
+    )

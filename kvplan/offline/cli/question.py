@@ -149,6 +149,9 @@ class ModelQuestion(Question):
         if found.dtype_is_assumed:
             facts["dtype"] += " (assumed: the config names none)"
         facts["KV cache dtype"] = found.cache_dtype
+        if found.unknown_overrides:
+            unknown = ", ".join(found.unknown_overrides)
+            facts["hf_overrides"] = f"{unknown}: no key of this config, and read for no model"
         if found.backends:
             facts["attention backends"] = ", ".join(found.backends)
         memory = self.memory

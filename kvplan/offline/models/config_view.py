@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvplan.offline.models.class_defaults import class_defaults, transformers_installed
 from kvplan.offline.models.errors import MissingKey, ModelError
 from kvplan.offline.models.json_words import json_type
+from kvplan.offline.models.transformers_table import class_defaults
 from kvplan.offline.models.value_types import check_value_types
 
 _ABSENT = object()
@@ -24,7 +24,7 @@ _ALIASES: dict[str, tuple[str, ...]] = {
 }
 
 #: Spellings of the number of KV heads, in vLLM's order of precedence.
-_KV_HEAD_KEYS = (
+KV_HEAD_KEYS = (
     "n_head_kv",
     "num_kv_heads",
     "num_key_value_heads",
@@ -35,6 +35,8 @@ _KV_HEAD_KEYS = (
 
 class ConfigView:
     """One level of a model config, with its class's defaults behind it.
+
+    It keeps the keys that were asked for in ``keys_read``.
 
     Args:
         values: The parsed JSON object.
@@ -48,6 +50,7 @@ class ConfigView:
         check_value_types(values, where)
         self.values = values
         self.where = where
+        self.keys_read: set[str] = set()
 
     @property
     def model_type(self) -> str:
@@ -66,10 +69,9 @@ class ConfigView:
         return default if value is _ABSENT else value
 
     def _written(self, key: str) -> Any:
-        for name in (key, *_ALIASES.get(key, ())):
-            if name in self.values:
-                return self.values[name]
-        return _ABSENT
+        names = (key, *_ALIASES.get(key, ()))
+        self.keys_read.update(names)
+        return next((self.values[name] for name in names if name in self.values), _ABSENT)
 
     def _lookup(self, key: str) -> Any:
         written = self._written(key)
@@ -89,7 +91,7 @@ class ConfigView:
         """
         value = self._lookup(key)
         if value is _ABSENT or value is None:
-            raise MissingKey(key, self.model_type, transformers_installed=transformers_installed())
+            raise MissingKey(key, self.where, self.model_type)
         return value
 
     def size(self, key: str, *, minimum: int = 1) -> int:
@@ -180,8 +182,9 @@ class ConfigView:
         Mirrors vllm/transformers_utils/model_arch_config_convertor.py::get_total_num_kv_heads
         (0.33).
         """
+        self.keys_read.update(KV_HEAD_KEYS)
         for source in (self.own, self.get):
-            for key in _KV_HEAD_KEYS:
+            for key in KV_HEAD_KEYS:
                 if source(key) is not None:
                     return self._checked_size(key, source(key), 1)
         return self.num_heads

@@ -21,38 +21,6 @@ WITHOUT_BLOCK_DROP = frozenset({"dspark", "dflash"})
 
 _KNOWN = ("mtp", "eagle", "eagle3", "dspark", "dflash", "draft_model", "ngram", "suffix")
 
-#: Architectures whose MTP layers were recorded from vLLM; those of others are not guessed.
-MTP_ARCHITECTURES = (
-    "BailingMoeV2_5ForCausalLM",
-    "DeepseekV32ForCausalLM",
-    "DeepseekV3ForCausalLM",
-    "DeepseekV4ForCausalLM",
-    "DeepseekV4ForConditionalGeneration",
-    "Ernie4_5_MoeForCausalLM",
-    "ExaoneMoEForCausalLM",
-    "ExaoneMoeForCausalLM",
-    "Glm4MoeForCausalLM",
-    "Glm4MoeLiteForCausalLM",
-    "GlmMoeDsaForCausalLM",
-    "GlmOcrForConditionalGeneration",
-    "HYV3ForCausalLM",
-    "HYV4ForCausalLM",
-    "InternS2PreviewForConditionalGeneration",
-    "KimiK3ForConditionalGeneration",
-    "LongcatFlashForCausalLM",
-    "MiMoForCausalLM",
-    "MiMoV2FlashForCausalLM",
-    "MiMoV2ForCausalLM",
-    "NemotronHForCausalLM",
-    "NemotronHPuzzleForCausalLM",
-    "PanguUltraMoEForCausalLM",
-    "Qwen3NextForCausalLM",
-    "Qwen3_5ForCausalLM",
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration",
-)
-
 #: Architectures of drafters that vLLM knows by their config instead of their name.
 _DFLASH = frozenset({"MuseGlimmerAssistantModel"})
 _DSPARK = frozenset({"Qwen3DSparkModel", "Gemma4DSparkModel"})
@@ -101,6 +69,8 @@ def _inferred(speculative: Mapping[str, Any]) -> str:
     for method in ("eagle3", "dflash", "dspark"):
         if method in name:
             return method
+    from kvplan.offline.models.registry import MTP_ARCHITECTURES
+
     root = draft_config(speculative)
     architectures = root.values.get("architectures")
     listed = architectures if isinstance(architectures, list) else []

@@ -9,7 +9,6 @@ from typing import Any
 from kvplan.offline.models.config_view import ConfigView, text_view
 from kvplan.offline.models.drafter_method import (
     HIDDEN_STATE_METHODS,
-    MTP_ARCHITECTURES,
     WITHOUT_CACHE,
     draft_config,
     num_mtp_layers,
@@ -19,8 +18,7 @@ from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.families.context import FamilyContext
 from kvplan.offline.models.families.deepseek_v4 import window_layer
 from kvplan.offline.models.families.deepseek_v41 import deepseek_v41_window
-from kvplan.offline.models.families.heterogeneous import mimo_v2_layer
-from kvplan.offline.models.families.mla import backend_with_sinks, indexer_layer, latent_size
+from kvplan.offline.models.families.mla import latent_size
 from kvplan.offline.models.families.windows import layer_kinds, model_window
 from kvplan.offline.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers
 
@@ -41,9 +39,6 @@ EAGLE_ARCHITECTURES = (
     "LlamaForCausalLMEagle3",
 )
 DFLASH_ARCHITECTURES = ("DFlashDraftModel",)
-
-#: Families whose MTP layers are numbered from zero under "mtp.".
-_MTP_NAMESPACE = ("qwen3_next", "qwen3_5", "nemotron_h", "exaone")
 
 
 def with_drafter(context: FamilyContext, model: ModelLayers) -> ModelLayers:
@@ -103,72 +98,27 @@ def _prefill_lookahead(context: FamilyContext, method: str) -> int:
     return drafted if method == "mtp" and min(modules, drafted) > 1 else 1
 
 
-def _is(context: FamilyContext, *families: str) -> bool:
-    name = f"{context.root.model_type} {context.text.model_type}"
-    return any(family in name for family in families)
-
-
 def _mtp_layers(context: FamilyContext, model: ModelLayers) -> Iterator[Layer]:
-    text = context.text
+    from kvplan.offline.models.registry import ARCHITECTURES, MTP_ARCHITECTURES
+
     if context.architecture == "DeepseekV41ForCausalLM":
         raise ModelError("DeepSeek-V4.1 drafts with method 'dspark', not 'mtp'")
-    if context.architecture not in MTP_ARCHITECTURES:
+    # A wrapper's row, not that of the language model that it runs.
+    mtp = ARCHITECTURES[context.architecture].traits.mtp
+    if mtp is None:
         raise ModelError(
             f"speculative method 'mtp' is not planned for {context.architecture}: what its MTP "
             f"layers cache is not known; it is for {', '.join(MTP_ARCHITECTURES)}"
         )
-    count = num_mtp_layers(context.root) or num_mtp_layers(text)
-    if not count and _is(context, "qwen3_next"):
-        count = 1
+    count = num_mtp_layers(context.root) or num_mtp_layers(context.text) or mtp.default_count
     if not count:
         raise ModelError(
             f"{context.architecture} declares no MTP layers (num_nextn_predict_layers), so "
             "speculative method 'mtp' has nothing to draft with"
         )
-    if _is(context, "mimo_v2"):
-        count = 1  # vLLM runs the first one only
-    for k in range(count):
-        yield from _mtp_layer(context, model, k)
-
-
-def _mtp_layer(context: FamilyContext, model: ModelLayers, k: int) -> Iterator[Layer]:
-    text = context.text
-    namespace = _is(context, *_MTP_NAMESPACE)
-    # LongCat counts each of a layer's attentions.
-    first = model.num_hidden_layers * context.setting("attentions_per_layer", 1)
-    base = f"mtp.layers.{k}" if namespace else f"model.layers.{first + k}"
-    if context.architecture.startswith("DeepseekV4For"):
-        yield window_layer(f"{base}.attn.swa_cache", None, text, is_draft=True)
-    elif _is(context, "mimo_v2"):
-        yield mimo_v2_layer(
-            text, f"model.mtp.layers.{k}.self_attn.attn", None, slides=True, is_draft=True
-        )
-    elif model.uses_mla:
-        topk = text.optional_size("index_topk")
-        if topk is not None:
-            yield indexer_layer(f"{base}.self_attn.indexer.k_cache", None, text, is_draft=True)
-        yield MLALayer(
-            name=f"{base}.self_attn" + ("" if _is(context, "kimi") else ".attn"),
-            index=None,
-            is_draft=True,
-            head_size=latent_size(text),
-            backend_with_sinks=backend_with_sinks(context),
-            is_sparse=topk is not None,
-            topk_buffer_width=topk,
-            is_index_group_leader=topk is not None,
-        )
-    else:
-        part = "mixer" if _is(context, "nemotron_h") else "self_attn"
-        kinds = text.layer_types(text.num_layers) if _is(context, "exaone") else None
-        slides = kinds is not None and kinds[k] == "sliding_attention"
-        yield AttentionLayer(
-            name=f"{base}.{part}.attn",
-            index=None,
-            is_draft=True,
-            num_kv_heads=text.num_kv_heads,
-            head_size=text.head_size,
-            sliding_window=text.size("sliding_window") if slides else None,
-        )
+    first = model.num_hidden_layers * context.traits.attentions_per_layer
+    for k in range(1 if mtp.only_first else count):
+        yield from mtp.layer(context, model, mtp.name.format(k=k, n=first + k), k)
 
 
 def _dspark_layers(context: FamilyContext, model: ModelLayers) -> Iterator[Layer]:
@@ -264,22 +214,15 @@ def _dflash_layers(model: ModelLayers, speculative: Mapping[str, Any]) -> Iterat
 
 def _draft_model_layers(context: FamilyContext, speculative: Mapping[str, Any]) -> Iterator[Layer]:
     """A whole model of its own, on the last pipeline stage."""
-    from kvplan.offline.models.registry import find_architecture
+    from kvplan.offline.models.registry import find_architecture, model_layers
 
     root = draft_config(speculative)
     names = root.values.get("architectures")
     if not isinstance(names, list) or not names:
         raise ModelError("the draft config names no architectures")
     name, architecture = find_architecture(names)
-    draft = architecture.family(
-        dataclasses.replace(
-            context,
-            architecture=name,
-            root=root,
-            text=text_view(root),
-            pattern=architecture.pattern,
-            settings=architecture.settings,
-        )
+    _, draft = model_layers(
+        name, architecture, root, text_view(root), context.options, context.dtype
     )
     for layer in draft.layers:
         yield dataclasses.replace(

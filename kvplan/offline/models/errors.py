@@ -37,12 +37,10 @@ class MissingKey(ModelError):
         key: Name of the key.
     """
 
-    def __init__(self, key: str, model_type: str, *, transformers_installed: bool) -> None:
+    def __init__(self, key: str, where: str, model_type: str) -> None:
         self.key = key
-        if not model_type:
-            why = "it names no model_type either, whose default could be used"
-        elif transformers_installed:
+        if model_type:
             why = f"transformers has no default for model type {model_type!r} either"
         else:
-            why = "with transformers installed, its config class's default would be used"
-        super().__init__(f"the config has no {key!r}, which the KV cache depends on; {why}")
+            why = "it names no model_type either, whose default could be used"
+        super().__init__(f"{where} has no {key!r}, which the KV cache depends on; {why}")

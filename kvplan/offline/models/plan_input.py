@@ -19,7 +19,6 @@ from kvplan.offline.models.drafter_method import (
 )
 from kvplan.offline.models.drafters import with_drafter
 from kvplan.offline.models.errors import ModelError
-from kvplan.offline.models.families.context import FamilyContext
 from kvplan.offline.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers
 from kvplan.offline.models.layouts import resolve_layout, supported_layouts
 from kvplan.offline.models.mlp_width import check_mlp_width
@@ -30,8 +29,9 @@ from kvplan.offline.models.parallel import (
     check_vocabulary,
     pipeline_stages,
 )
-from kvplan.offline.models.registry import Architecture, find_architecture, language_model
+from kvplan.offline.models.registry import Architecture, find_architecture, model_layers
 from kvplan.offline.models.resolve import Resolution
+from kvplan.offline.models.value_types import has_type
 from kvplan.offline.packing import get_backend, storage_dtype
 
 
@@ -93,6 +93,7 @@ class ModelPlanInput:
         dtype_is_assumed: Whether neither the config nor the options name one.
         longest: The model's own longest request in tokens, and what it was read from.
         length_decides_specs: Whether another ``max_model_len`` can give other specs.
+        unknown_overrides: Keys of ``hf_overrides`` that neither the config has nor planning reads.
     """
 
     model: ModelConfig
@@ -106,6 +107,7 @@ class ModelPlanInput:
     longest: tuple[int, str]
     length_decides_specs: bool
     dtype_is_assumed: bool = False
+    unknown_overrides: tuple[str, ...] = ()
 
     def at_length(self, options: ModelOptions) -> ModelPlanInput:
         """The same model under options that differ from its own in ``max_model_len`` only.
@@ -150,8 +152,9 @@ def kv_cache_specs(
     """
     model = model if isinstance(model, ModelConfig) else load(model)
     options = options or ModelOptions()
-    root = ConfigView(_overridden(model.values, options.hf_overrides))
-    name, architecture = find_architecture(model.architectures)
+    overridden = replace(model, values=_overridden(model.values, options.hf_overrides))
+    root = ConfigView(overridden.values)
+    name, architecture = find_architecture(overridden.architectures)
     text = text_view(root)
     dtype = activation_dtype(root, text, options)
     layers = _family_layers(name, architecture, root, text, options, dtype)
@@ -204,6 +207,11 @@ def kv_cache_specs(
         longest=(derived, source),
         # A state's block size is the length where states are not cached.
         length_decides_specs=bool(resolution.state_layers),
+        unknown_overrides=tuple(
+            key
+            for key in options.hf_overrides
+            if not (key in model.values or key in root.keys_read | text.keys_read or has_type(key))
+        ),
         dtype_is_assumed=options.dtype == "auto" and declared_dtype(root, text) is None,
     )
 
@@ -263,7 +271,7 @@ def _check_float_cache(resolution: Resolution) -> None:
 
 def _check_only_backend(name: str, architecture: Architecture, resolution: Resolution) -> None:
     """Refuse a backend on which vLLM does not run the model, though it may choose it."""
-    only = architecture.settings.get("only_backend")
+    only = architecture.traits.only_backend
     chosen = [backend.name for backend in resolution.attention_backends]
     if only is not None and chosen != [only]:
         raise ModelError(
@@ -273,6 +281,10 @@ def _check_only_backend(name: str, architecture: Architecture, resolution: Resol
 
 
 def _overridden(values: dict[str, Any], overrides: Any) -> dict[str, Any]:
+    """A config with keys replaced, and those of the configs within it.
+
+    Mirrors vllm/config/model.py::ModelConfig._apply_dict_overrides (0.33).
+    """
     merged = dict(values)
     for key, value in overrides.items():
         if key in TEXT_CONFIG_KEYS and not isinstance(merged.get(key), dict):
@@ -281,8 +293,10 @@ def _overridden(values: dict[str, Any], overrides: Any) -> dict[str, Any]:
                 "have; name the keys without it, such as "
                 '{"max_position_embeddings": 131072}'
             )
-        if isinstance(value, dict) and isinstance(merged.get(key), dict):
-            merged[key] = {**merged[key], **value}
+        inner = merged.get(key)
+        is_config = isinstance(inner, dict) and (key in TEXT_CONFIG_KEYS or "model_type" in inner)
+        if is_config and isinstance(value, dict):
+            merged[key] = _overridden(inner, value)
         else:
             merged[key] = value
     return merged
@@ -296,20 +310,10 @@ def _family_layers(
     options: ModelOptions,
     dtype: str,
 ) -> ModelLayers:
-    if architecture.settings.get("single_stage") and options.pipeline_parallel_size > 1:
+    if architecture.traits.single_stage and options.pipeline_parallel_size > 1:
         raise ModelError(f"vLLM does not run {name} in pipeline stages; give --pp 1")
-    if text is not root:
-        architecture = language_model(architecture, text.values)
-    context = FamilyContext(
-        architecture=name,
-        root=root,
-        text=text,
-        options=options,
-        dtype=dtype,
-        pattern=architecture.pattern,
-        settings=architecture.settings,
-    )
-    return with_drafter(context, architecture.family(context))
+    context, model = model_layers(name, architecture, root, text, options, dtype)
+    return with_drafter(context, model)
 
 
 def _num_heads(text: ConfigView, layers: ModelLayers) -> int:

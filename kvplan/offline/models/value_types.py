@@ -116,6 +116,11 @@ _TYPES: dict[str, tuple[str, _Check]] = {
 }
 
 
+def has_type(key: str) -> bool:
+    """Whether planning knows what a key holds, and so reads it for some model."""
+    return key in _TYPES
+
+
 def check_value_types(values: Mapping[str, Any], where: str) -> None:
     """Refuse a value of another type than its key holds; null is like an absent key.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from kvplan.offline.models.config_view import ConfigView
 from kvplan.offline.models.options import ModelOptions
+from kvplan.offline.models.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,8 @@ class FamilyContext:
         options: The user's options.
         dtype: The model's activation dtype.
         pattern: vLLM's name of a layer's attention, with ``{i}`` for the layer index.
-        settings: What the architecture table says beyond that.
+        prefix: What a multimodal wrapper puts before the names of its language model.
+        traits: What the architecture's code does beyond that.
     """
 
     architecture: str
@@ -29,22 +30,18 @@ class FamilyContext:
     options: ModelOptions
     dtype: str
     pattern: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    prefix: str = ""
+    traits: Traits = field(default_factory=Traits)
 
     @property
     def tp(self) -> int:
         """Tensor parallel size."""
         return self.options.tensor_parallel_size
 
-    @property
-    def prefix(self) -> str:
-        """What a multimodal wrapper puts before the names of its language model."""
-        return self.setting("prefix", "")
-
     def name(self, index: int) -> str:
         """VLLM's name of a layer's attention."""
         return self.pattern.format(i=index)
 
-    def setting(self, key: str, default: Any = None) -> Any:
-        """A value of the architecture table."""
-        return self.settings.get(key, default)
+    def state_name(self, index: int) -> str:
+        """VLLM's name of a recurrent layer."""
+        return self.prefix + self.traits.state_pattern.format(i=index)

@@ -58,11 +58,10 @@ def gated_delta(context: FamilyContext) -> ModelLayers:
     kinds = _kinds(text)
     kv_heads, head_size = text.num_kv_heads, text.head_size
     shapes = gated_delta_shapes(context.tp, text, options.num_speculative_tokens)
-    ssm_dtype = text.own("mamba_ssm_dtype") if context.setting("own_ssm_dtype") else None
+    ssm_dtype = text.own("mamba_ssm_dtype") if context.traits.own_ssm_dtype else None
     dtypes = state_dtypes(options, context.dtype, ssm_dtype=ssm_dtype)
-    exports = context.setting("exports_checkpoints", True) and uses_flashinfer_prefill(context)
+    exports = context.traits.exports_checkpoints and uses_flashinfer_prefill(context)
     aligned = options.enable_prefix_caching is not False
-    linear = context.setting("linear_pattern", "")
 
     def layers() -> Iterator[Layer]:
         for i, kind in enumerate(kinds):
@@ -72,7 +71,7 @@ def gated_delta(context: FamilyContext) -> ModelLayers:
                 )
             else:
                 yield StateLayer(
-                    name=linear.format(i=i),
+                    name=context.state_name(i),
                     index=i,
                     shapes=shapes,
                     dtypes=dtypes,
@@ -104,11 +103,10 @@ def short_conv(context: FamilyContext) -> ModelLayers:
     text, options = context.text, context.options
     num_layers, kv_heads, head_size = text.num_layers, text.num_kv_heads, text.head_size
     kinds = text.layer_types(num_layers) or _lfm2_kinds(text, num_layers)
-    channels = text.size(context.setting("conv_dim_key", "conv_dim"))
+    channels = text.size(context.traits.conv_dim_key)
     kernel = text.size("conv_L_cache")
     shapes = short_conv_shapes(context.tp, channels, kernel, options.num_speculative_tokens)
     dtypes = state_dtypes(options, context.dtype)[:1]
-    conv = context.setting("linear_pattern", "")
 
     def layers() -> Iterator[Layer]:
         for i, kind in enumerate(kinds):
@@ -121,7 +119,7 @@ def short_conv(context: FamilyContext) -> ModelLayers:
                 )
             else:
                 yield StateLayer(
-                    name=conv.format(i=i),
+                    name=context.state_name(i),
                     index=i,
                     shapes=shapes,
                     dtypes=dtypes,
@@ -229,7 +227,7 @@ def _with_latent_layers(
                 )
             else:
                 yield StateLayer(
-                    name=context.setting("linear_pattern", "").format(i=i),
+                    name=context.state_name(i),
                     index=i,
                     shapes=shapes,
                     dtypes=dtypes,

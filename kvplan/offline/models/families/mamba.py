@@ -58,7 +58,7 @@ def pure_mamba(context: FamilyContext) -> ModelLayers:
     text, options, tp = context.text, context.options, context.tp
     dtypes = state_dtypes(options, context.dtype)
     num_layers = text.num_layers
-    if context.setting("version") == 2:
+    if context.traits.mamba_version == 2:
         shapes = mamba2_shapes(
             tp,
             text.size("expand") * text.size("hidden_size"),

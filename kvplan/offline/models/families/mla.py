@@ -79,7 +79,7 @@ def _layers(context: FamilyContext, num_layers: int, head_size: int) -> Iterator
     text = context.text
     topk = text.optional_size("index_topk")
     sinks = backend_with_sinks(context)
-    per_layer = context.setting("attentions_per_layer", 1)
+    per_layer = context.traits.attentions_per_layer
     for i in range(num_layers):
         if topk is None:
             for j in range(per_layer):
@@ -103,7 +103,7 @@ def _layers(context: FamilyContext, num_layers: int, head_size: int) -> Iterator
 def backend_with_sinks(context: FamilyContext) -> str | None:
     """The backend that applies the model's learned sinks where it can run; None without sinks."""
     has_sinks = context.text.own("learnable_sink", True)
-    return context.setting("backend_with_sinks") if has_sinks else None
+    return context.traits.backend_with_sinks if has_sinks else None
 
 
 def _skips_indexer(text: ConfigView, layer: int) -> bool:
@@ -127,7 +127,9 @@ def _skips_indexer(text: ConfigView, layer: int) -> bool:
 def _without_latent(context: FamilyContext) -> ModelLayers:
     """DeepSeek configs without a latent use plain heads."""
     text = context.text
-    window = context.root.optional_size("rswa_window") if context.setting("rswa") else None
+    window = (
+        context.root.optional_size("rswa_window") if context.traits.has_reference_window else None
+    )
     layers = tuple(
         AttentionLayer(
             name=context.name(i),

@@ -10,6 +10,7 @@ from kvplan.offline.models.families.context import FamilyContext
 from kvplan.offline.models.layers import AttentionLayer, ModelLayers
 
 _SLIDING = "sliding_attention"
+_DEFAULT_PERIOD = 6
 
 
 def shared_kv(context: FamilyContext) -> ModelLayers:
@@ -32,7 +33,7 @@ def shared_kv(context: FamilyContext) -> ModelLayers:
         num_hidden_layers=num_layers,
         page_kv_heads=max(layer.num_kv_heads for layer in layers),
         page_head_size=max(head_sizes),
-        mm_prefix=bool(context.setting("mm_prefix")) and _sees_images_both_ways(text),
+        mm_prefix=context.traits.mm_prefix and _sees_images_both_ways(text),
         model_type=text.model_type,
     )
 
@@ -42,7 +43,7 @@ def _sees_images_both_ways(text: ConfigView) -> bool:
 
 
 def _period_kinds(context: FamilyContext, num_layers: int) -> list[str]:
-    period = context.setting("period", 6)
+    period = context.traits.period or _DEFAULT_PERIOD
     return ["full_attention" if (i + 1) % period == 0 else _SLIDING for i in range(num_layers)]
 
 
@@ -56,7 +57,7 @@ def _geometry(context: FamilyContext, layer: int, kind: str) -> tuple[int, int]:
     """
     text = context.text
     heads, size = text.num_kv_heads, text.head_size
-    if not context.setting("global_heads"):
+    if not context.traits.full_heads_differ:
         return heads, size
     per_layer = text.own("per_layer_config")
     if isinstance(per_layer, dict):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.families.context import FamilyContext
 
-_SLIDING = frozenset({"sliding_attention", "local_attention", "sliding", "local"})
-
 
 def model_window(context: FamilyContext) -> int | None:
     """A window that holds for the whole model, or None.
@@ -15,17 +13,15 @@ def model_window(context: FamilyContext) -> int | None:
     config class drops it (``use_sliding_window`` false).
     """
     text = context.text
-    if context.setting("ignores_window"):
-        return None
-    if text.get("use_sliding_window") is False:
-        return None
     window = text.get("sliding_window")
+    if "sliding_window" in context.traits.ignored_keys or text.get("use_sliding_window") is False:
+        return None
     return window if isinstance(window, int) and window > 0 else None
 
 
 def _pattern_types(context: FamilyContext, num_layers: int) -> list[str] | None:
     """Layer kinds from a period: the last layer of each period is full."""
-    period = context.setting("period")
+    period = context.traits.period
     if period is None:
         return None
     for key in ("sliding_window_pattern", "_sliding_window_pattern"):
@@ -56,13 +52,12 @@ def window_of_layers(context: FamilyContext) -> list[int | None]:
     if listed is not None:
         return listed
     kinds = layer_kinds(context)
-    if kinds is None or (context.setting("needs_flag") and not _flag(context)):
+    if kinds is None:
         return [model_window(context)] * num_layers
-    extra = context.setting("window_extra", 0)
-    window = context.text.get(context.setting("window_key", "sliding_window"))
+    window = context.text.get("sliding_window")
     windows: list[int | None] = []
     for i, kind in enumerate(kinds):
-        if kind not in context.setting("sliding_kinds", _SLIDING):
+        if kind not in context.traits.sliding_kinds:
             windows.append(None)
             continue
         if not isinstance(window, int) or window < 1:
@@ -70,7 +65,7 @@ def window_of_layers(context: FamilyContext) -> list[int | None]:
                 f"{context.text.where}.layer_types[{i}] is {kind!r}, but sliding_window is "
                 f"{window!r}"
             )
-        windows.append(window + extra)
+        windows.append(window + context.traits.window_extra)
     return windows
 
 
@@ -90,6 +85,7 @@ def _listed_windows(context: FamilyContext, num_layers: int) -> list[int | None]
         for i, window in enumerate(windows):
             if window is not None and (not isinstance(window, int) or window < 1):
                 raise ModelError(f"{where}[{i}] is {window!r}, which is not a number of tokens")
+        context.text.keys_read |= {"layer_types", "sliding_window"}  # the list says it all
         return windows
     return None
 
@@ -100,7 +96,3 @@ def _tokens_of_pair(pair: object) -> object:
     if not isinstance(left, int):
         return left
     return left + 1 if left > 0 else None
-
-
-def _flag(context: FamilyContext) -> bool:
-    return context.text.get("use_sliding_window") is True

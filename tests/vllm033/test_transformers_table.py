@@ -1,11 +1,13 @@
-"""Defaults that kvplan reads from the source of transformers' config classes are theirs."""
+"""The committed table of transformers' config classes is what those classes say."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from kvplan.offline.models.class_defaults import class_defaults
+from kvplan.offline.models.transformers_table import class_defaults
 
 KEYS = (
     "hidden_size",
@@ -54,6 +56,11 @@ RECORDED = sorted(
         for name in model_types(json.loads(path.read_text())["config"])
     }
 )
+
+
+def test_the_table_is_what_the_script_writes():
+    script = Path(__file__).parents[2] / "scripts" / "make_transformers_table.py"
+    subprocess.run([sys.executable, script, "--check"], check=True)
 
 
 @pytest.mark.filterwarnings("ignore")
