@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -44,14 +44,21 @@ class LogLine:
     message: str
 
 
-def log_lines(stream: BinaryIO) -> Iterator[LogLine]:
-    """The lines of a stream; at most one of them is in memory."""
+def log_lines(stream: BinaryIO, is_idle: Callable[[bytes], bool]) -> Iterator[LogLine]:
+    """The lines of a stream; at most one of them is in memory.
+
+    Args:
+        stream: Where they come from.
+        is_idle: Whether a line says nothing, as its bytes show; such a line is passed over.
+    """
     number = 0
     while raw := stream.readline(MAX_LINE_BYTES):
         number += 1
         more = raw
         while len(more) == MAX_LINE_BYTES and not more.endswith(b"\n"):
             more = stream.readline(MAX_LINE_BYTES)
+        if is_idle(raw):
+            continue
         # A progress bar writes its line anew with a carriage return.
         for part in raw.decode("utf-8", "replace").rstrip("\r\n").split("\r"):
             if part:

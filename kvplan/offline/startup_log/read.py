@@ -30,6 +30,7 @@ _MARKS = {
 }
 #: Sentences that a start begins with, in their order.
 _BEGINNINGS = ("vLLM API server version", "non-default args:", "LLM engine (v")
+_BEGINNINGS_RAW = tuple(part.encode() for part in _BEGINNINGS)
 _RANK = re.compile(r"(?:PP\d+|PCP\d+|DP\d+|TP\d+|DCP\d+|EP\d+|rank=\d+|pid=\d+)(?:_|$)")
 
 
@@ -50,7 +51,13 @@ def read_starts(stream: BinaryIO, name: str) -> list[Start]:
     """
     starts: deque[Start] = deque(maxlen=MAX_STARTS)
     count, binary = 0, 0
-    for line in log_lines(stream):
+
+    def is_idle(raw: bytes) -> bool:
+        """Of a server that runs only the next start counts; its log may be gigabytes."""
+        runs = bool(starts) and starts[-1].is_ready
+        return runs and not any(part in raw for part in _BEGINNINGS_RAW)
+
+    for line in log_lines(stream, is_idle):
         count = line.number
         binary += "\x00" in line.message
         _read_line(starts, line)
