@@ -238,6 +238,18 @@ def test_several_starts():
     assert run("log", LOGS / "v0.33-two-starts.log", "--start", "3").exit_code == BAD_INPUT
 
 
+def test_what_is_logged_on_the_way_is_no_refusal():
+    """A start of vLLM 0.32.0's CPU engine, as it was; its template could not be warmed up."""
+    start = last("v0.32-cpu.log")
+    assert (start.version, start.device, start.is_ready) == ("0.32.0", "CPU", True)
+    assert start.refusal is None
+    assert (start.capacity_tokens, start.workers[0].kv_cache) == (645277, 1.0)
+    (phases,) = phases_of(start)
+    assert phases.seconds["import"] == 42
+    assert phases.total == 92
+    assert log_json(LOGS / "v0.32-cpu.log")["not_planned"].startswith("plans are those of CUDA")
+
+
 def test_the_turn_of_the_year():
     (phases,) = phases_of(last("v0.15-refused-length.log"))
     assert phases.seconds["profile"] == 28

@@ -136,6 +136,8 @@ class LogReport:
         from kvplan.offline.cli.plan import command as plan_command
 
         memory = self._memory()
+        if self.start.device != "GPU":
+            return f"plans are those of CUDA GPUs, and this start is on a {self.start.device}"
         if memory is None and self.start.refusal is None:
             return "the log does not say the memory for the KV cache"
         try:

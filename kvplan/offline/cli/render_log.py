@@ -148,7 +148,7 @@ def _out_of_memory_advice(step: str) -> str:
 
 
 def _rank_names(report: LogReport) -> list[str]:
-    return [rank.name or "GPU" for rank, _ in report.sums[:_MOST_RANKS]]
+    return [rank.name or report.start.device for rank, _ in report.sums[:_MOST_RANKS]]
 
 
 def _memory_table(console: Console, report: LogReport) -> None:
@@ -189,8 +189,7 @@ def _sum_lines(report: LogReport) -> list[str]:
     given = [rank for rank, _ in report.sums if rank.kv_cache_given]
     if given:
         return [
-            "The KV cache's memory was given (kv_cache_memory_bytes), so vLLM measured nothing and "
-            "there is no sum to close."
+            "The KV cache's memory was given; vLLM measured nothing, so there is no sum to close."
         ]
     if all(found.closes for _, found in report.sums):
         return ["The sum closes: the parts make up the requested memory."]

@@ -87,6 +87,10 @@ def _given_kv_cache(_: Start, rank: Rank, match: re.Match[str]) -> None:
     rank.free, rank.kv_cache, rank.kv_cache_given = float(match[1]), float(match[2]), True
 
 
+def _given_on_cpu(_: Start, rank: Rank, match: re.Match[str]) -> None:
+    rank.kv_cache, rank.total, rank.kv_cache_given = float(match[1]), float(match[2]), True
+
+
 def _capacity(start: Start, _: Rank, match: re.Match[str]) -> None:
     start.device = match[1].split()[0]
     start.capacity_tokens = int(match[2].replace(",", ""))
@@ -170,6 +174,7 @@ def _engine_seconds(start: Start, _: Rank, match: re.Match[str]) -> None:
 
 def _ready(start: Start, _: Rank, __: re.Match[str]) -> None:
     start.is_ready = True
+    start.refusal = None  # what was logged before did not end it
 
 
 def _gpu(start: Start, _: Rank, match: re.Match[str]) -> None:
@@ -247,6 +252,7 @@ PHRASES = (
         _given_kv_cache,
         "planning",
     ),
+    _phrase("for KV cache on node", rf"Explicitly set \({_N}/{_N}\) GiB", _given_on_cpu),
     _phrase("KV cache size:", r"(\w+(?: \+ host)?) KV cache size: ([\d,]+) tokens", _capacity),
     _phrase(
         "aximum concurrency for",

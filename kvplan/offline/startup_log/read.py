@@ -23,6 +23,7 @@ _MARKS = {
     "Estimated CUDA graph memory": "graphs estimated",
     "Available KV cache memory": "profiled",
     "Initial free memory": "profiled",
+    "for KV cache on node": "profiled",
     "KV cache size:": "planned",
     "raph capturing finished": "captured",
     "init engine (profile": "initialized",
@@ -117,7 +118,7 @@ def _has_begun(start: Start, part: str) -> bool:
 
 def _read_refusal(start: Start, line: LogLine) -> None:
     """The first known reason counts, else the last exception; a server that runs has none."""
-    if start.is_ready:
+    if start.is_ready or line.level not in ("", "ERROR", "CRITICAL"):
         return
     found = refusal_in(line.message, line.number)
     if found is None:
