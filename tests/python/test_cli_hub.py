@@ -54,7 +54,42 @@ def test_a_hub_id_is_planned_like_its_config(hub, ask):
     assert answer.pop("model") == REPO
     expected.pop("model")
     assert answer == expected
-    assert {path.rpartition("/")[2] for _, path in hub.asked} == {"config.json"}
+    assert {path.rpartition("/")[2] for _, path in hub.asked} == {
+        "config.json",
+        "hf_quant_config.json",
+    }
+
+
+QUANTIZATION = {
+    "producer": {"name": "modelopt"},
+    "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+}
+
+
+def test_a_quantization_config_of_its_own(hub, ask):
+    plain = json.loads(ask("plan", REPO, *PLAN).stdout)
+    hub.files[REPO, "fp8", "config.json"] = CONFIG
+    hub.files[REPO, "fp8", "hf_quant_config.json"] = json.dumps(QUANTIZATION).encode()
+    for offline in (False, True):
+        answer = json.loads(ask("plan", f"{REPO}@fp8", *PLAN, offline=offline).stdout)
+        assert answer["facts"]["KV cache dtype"] == "fp8_e4m3"
+        assert answer["num_blocks"] // 2 == plain["num_blocks"]
+    # What config.json itself says comes first.
+    own = {**json.loads(CONFIG), "quantization_config": {"quant_method": "fp8"}}
+    hub.files["meta/own", "main", "config.json"] = json.dumps(own).encode()
+    hub.files["meta/own", "main", "hf_quant_config.json"] = json.dumps(QUANTIZATION).encode()
+    answer = json.loads(ask("plan", "meta/own", *PLAN).stdout)
+    assert answer["facts"]["KV cache dtype"] == "auto"
+
+
+def test_a_quantization_config_beside_a_local_one(tmp_path):
+    (tmp_path / "config.json").write_bytes(CONFIG)
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(QUANTIZATION))
+    for path in (tmp_path, tmp_path / "config.json"):
+        assert models.kv_cache_specs(path).cache_dtype == "fp8_e4m3"
+    (tmp_path / "hf_quant_config.json").write_text("[]")
+    with pytest.raises(models.ModelError, match=r"hf_quant_config.json holds a list"):
+        models.load(tmp_path)
 
 
 def test_the_second_time_nothing_is_fetched(hub, ask):
@@ -159,7 +194,7 @@ def test_weights_from_the_index(hub, ask):
     assert json.loads(result.stdout)["workers"] == expected["workers"]
     assert ask("plan", REPO, *GPU, offline=True).stdout == result.stdout
     names = {path.rpartition("/")[2] for _, path in hub.asked}
-    assert names == {"config.json", "model.safetensors.index.json"}
+    assert names == {"config.json", "hf_quant_config.json", "model.safetensors.index.json"}
 
 
 def test_weights_from_the_header_of_a_single_file(hub, ask):

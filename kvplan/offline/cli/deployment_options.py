@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvplan.offline.cli.failures import BadInput
-from kvplan.offline.cli.gpus import GPUS, find_gpu
+from kvplan.offline.cli.gpus import GPUS, default_max_num_seqs, find_gpu
 from kvplan.offline.cli.heeded import option_given, refuse_unheeded
 from kvplan.offline.cli.param_types import (
     COUNTS,
@@ -237,6 +237,12 @@ ESTIMATE_OPTIONS = (
         type=SIZE_OR_ZERO,
         help="What else each GPU holds: activations, CUDA graphs.  [default: 3GiB]",
     ),
+    click.option(
+        "--max-num-seqs",
+        type=POSITIVE,
+        help="Sequences of a step; a recurrent model starts for no more than it has blocks."
+        "  [default: by --gpu, as for vLLM: 256 or 1024]",
+    ),
 )
 
 PRESET_OPTIONS = (
@@ -319,6 +325,7 @@ def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Quest
         config_changes=_given(values, _CONFIG_FIELDS),
         max_concurrent_batches=values["max_concurrent_batches"],
         estimate=_estimate(values),
+        max_num_seqs=_sequences(values),
     )
 
 
@@ -331,6 +338,13 @@ def _capability(values: dict[str, Any]) -> tuple[int, ...]:
     gpu = values["gpu"]
     text = values["device_capability"] or (gpu and gpu.capability) or "9.0"
     return tuple(map(int, text.split(".")))
+
+
+def _sequences(values: dict[str, Any]) -> int | None:
+    """The user's, else vLLM's default for the GPU where one is given."""
+    if values.get("max_num_seqs") is not None:
+        return values["max_num_seqs"]
+    return values["gpu"] and default_max_num_seqs(values["gpu"])
 
 
 def _estimate(values: dict[str, Any]) -> MemoryEstimate | None:

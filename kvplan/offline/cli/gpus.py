@@ -36,6 +36,15 @@ GPUS = {
 }
 
 
+def default_max_num_seqs(gpu: Gpu) -> int:
+    """Sequences of a step for which vLLM's server starts on a GPU.
+
+    Mirrors vllm/engine/arg_utils.py::EngineArgs.get_batch_defaults (0.33).
+    """
+    is_large = gpu.memory_bytes >= 70 * _GIB and gpu not in (GPUS["A100"], GPUS["A100-40GB"])
+    return 1024 if is_large else 256
+
+
 def find_gpu(text: str) -> Gpu:
     """A GPU by name in any case, or of a size such as 96GiB. Raises ValueError."""
     for name, gpu in GPUS.items():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import kvplan
 from kvplan.offline.cli.failures import BadInput, DoesNotFit, does_not_fit
+from kvplan.specs import MambaSpec
 
 if TYPE_CHECKING:
     from kvplan.offline.cli.memory_estimate import MemoryEstimate
@@ -30,6 +31,7 @@ class PlannerInput:
         kv_cache_specs: Layer name to spec, one dict per worker.
         available_memory: Bytes for the KV cache, one entry per worker.
         facts: What to tell a reader of the model, in order, e.g. its architecture.
+        max_num_seqs: Sequences that the engine is started for, or None where that is not known.
         max_num_batched_tokens: Tokens of one step.
     """
 
@@ -38,6 +40,7 @@ class PlannerInput:
     kv_cache_specs: list[dict[str, Any]]
     available_memory: list[int]
     facts: dict[str, str] = field(default_factory=dict)
+    max_num_seqs: int | None = None
 
     @property
     def draft_layers(self) -> frozenset[str]:
@@ -52,8 +55,31 @@ class PlannerInput:
         return self.config.max_in_flight_tokens // self.config.max_concurrent_batches
 
     def plan(self) -> kvplan.Plan:
-        """Plan it. Raises `kvplan.NotEnoughMemory` and the planner's other errors."""
-        return kvplan.plan(self.config, self.kv_cache_specs, self.available_memory)
+        """Plan it.
+
+        Raises `kvplan.NotEnoughMemory` and the planner's other errors, and `DoesNotFit` where vLLM
+        would not start for as many sequences.
+        """
+        plan = kvplan.plan(self.config, self.kv_cache_specs, self.available_memory)
+        self._check_sequences(plan)
+        return plan
+
+    def _check_sequences(self, plan: kvplan.Plan) -> None:
+        """Each sequence needs a block for its recurrent state when CUDA graphs are captured.
+
+        Mirrors vllm/config/compilation.py::CompilationConfig.resolve_cudagraph_mode_and_sizes
+        (0.33).
+        """
+        if self.max_num_seqs is None or self.max_num_seqs <= plan.num_blocks:
+            return
+        specs = (spec for worker in self.kv_cache_specs for spec in worker.values())
+        if any(isinstance(spec, MambaSpec) for spec in specs):
+            raise DoesNotFit(
+                f"{self.label}: vLLM does not start for {self.max_num_seqs:,} sequences "
+                f"(max_num_seqs), each of which needs a block for its recurrent state: there are "
+                f"{plan.num_blocks:,}. Give --max-num-seqs {plan.num_blocks} or less, or more "
+                "memory"
+            )
 
     def plan_or_refuse(self) -> kvplan.Plan:
         """The same for who asks no further; `DoesNotFit` then names what does not fit."""
@@ -112,6 +138,7 @@ class ModelQuestion(Question):
         config_changes: Fields of `PlanningConfig` that the user set.
         max_concurrent_batches: Batches in flight at once, or None for what vLLM would have.
         estimate: Where the memory comes from if none was given.
+        max_num_seqs: Sequences that the engine is started for, or None where that is not known.
         known: What was found of the same model under options that differ at most in
             ``max_model_len``; saves finding it again.
     """
@@ -122,6 +149,7 @@ class ModelQuestion(Question):
     config_changes: Mapping[str, Any] = field(default_factory=dict)
     max_concurrent_batches: int | None = None
     estimate: MemoryEstimate | None = None
+    max_num_seqs: int | None = None
     known: ModelPlanInput | None = None
 
     def model_input(self) -> ModelPlanInput:
@@ -164,6 +192,7 @@ class ModelQuestion(Question):
             kv_cache_specs=found.kv_cache_specs,
             available_memory=_per_worker(memory, workers, config.pipeline_parallel_size),
             facts=facts,
+            max_num_seqs=self.max_num_seqs,
         )
 
     def with_options(self, **changes: Any) -> ModelQuestion:

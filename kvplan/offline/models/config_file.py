@@ -17,6 +17,9 @@ from kvplan.offline.models.json_words import json_type
 #: A config.json is a few kilobytes; anything larger is some other file.
 MAX_CONFIG_BYTES = 16 << 20
 
+#: Where ModelOpt before 0.31 put what config.json calls quantization_config.
+_QUANTIZATION_FILE = "hf_quant_config.json"
+
 _GGUF_HELP = "GGUF metadata is not read. Give the original model's config.json"
 
 
@@ -63,13 +66,28 @@ def read_config(model: str | Path) -> tuple[dict[str, Any], str]:
     path = Path(name)
     on_hub = model_on_hub(model)
     if on_hub is not None:
-        path = _config_on_hub(on_hub)
-        return _parse(_text_of(path), name), name
+        values = _parse(_text_of(_config_on_hub(on_hub)), name)
+        if values.get("quantization_config") is None:
+            extra = on_hub.download_if_there(_QUANTIZATION_FILE)
+            _add_quantization(values, extra)
+        return values, name
     if path.is_dir():
         path = _config_in_directory(path)
     if not path.exists():
         raise ModelError(_not_found(name))
-    return _parse(_text_of(path), str(path)), str(path)
+    values = _parse(_text_of(path), str(path))
+    beside = path.with_name(_QUANTIZATION_FILE)
+    _add_quantization(values, beside if beside.exists() else None)
+    return values, str(path)
+
+
+def _add_quantization(values: dict[str, Any], path: Path | None) -> None:
+    """Take a quantization config of its own file, unless ``config.json`` has one.
+
+    Mirrors vllm/transformers_utils/config.py::get_config (0.33).
+    """
+    if path is not None and values.get("quantization_config") is None:
+        values["quantization_config"] = _parse(_text_of(path), str(path))
 
 
 def model_on_hub(model: str | Path) -> HubModel | None:

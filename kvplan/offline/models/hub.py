@@ -61,6 +61,24 @@ class HubModel:
             )
         return Path(path)
 
+    def download_if_there(self, filename: str) -> Path | None:
+        """The same for a small file that a model need not have; offline, only the cache is asked.
+
+        The cache also remembers that a file is not there.
+        """
+        hub = self._library()
+        known = hub.try_to_load_from_cache(self.repo_id, filename, revision=self.revision)
+        if known is not None or hub.constants.HF_HUB_OFFLINE:
+            return Path(known) if isinstance(known, str) else None
+        try:
+            with self._one_clear_error(filename):
+                path = hub.hf_hub_download(
+                    self.repo_id, filename, revision=self.revision, library_name="kvplan"
+                )
+        except FileNotOnHub:
+            return None
+        return Path(path)
+
     def cached(self, filename: str) -> Path | None:
         """The file where the local cache has it."""
         path = self._library().try_to_load_from_cache(

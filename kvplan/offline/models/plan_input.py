@@ -294,11 +294,13 @@ def _overridden(values: dict[str, Any], overrides: Any) -> dict[str, Any]:
                 '{"max_position_embeddings": 131072}'
             )
         inner = merged.get(key)
-        is_config = isinstance(inner, dict) and (key in TEXT_CONFIG_KEYS or "model_type" in inner)
-        if is_config and isinstance(value, dict):
-            merged[key] = _overridden(inner, value)
-        else:
-            merged[key] = value
+        if (
+            isinstance(value, dict)
+            and isinstance(inner, dict)
+            and (key in TEXT_CONFIG_KEYS or "model_type" in inner)
+        ):
+            value = _overridden(inner, value)
+        merged[key] = value
     return merged
 
 

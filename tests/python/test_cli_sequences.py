@@ -1,0 +1,41 @@
+"""Recurrent models start for no more sequences than they have blocks for states."""
+
+import json
+
+import pytest
+from cli_runner import run
+
+from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS
+from kvplan.offline.cli.gpus import GPUS, default_max_num_seqs
+
+HYBRID = ("plan", "qwen3.5-27b", "--gpu", "H100", "--weights", "54.7GB")
+
+
+def test_more_sequences_than_blocks():
+    result = run(*HYBRID)
+    assert result.exit_code == DOES_NOT_FIT
+    message = " ".join(result.stderr.split())
+    assert "does not start for 1,024 sequences (max_num_seqs)" in message
+    most = int(message.partition("Give --max-num-seqs ")[2].partition(" ")[0])
+    fitting = run(*HYBRID, "--max-num-seqs", str(most), "--json")
+    assert fitting.exit_code == FITS
+    assert json.loads(fitting.stdout)["num_blocks"] == most
+    assert run(*HYBRID, "--max-num-seqs", str(most + 1)).exit_code == DOES_NOT_FIT
+
+
+def test_without_a_gpu_only_the_number_that_was_given_counts():
+    memory = ("plan", "qwen3.5-27b", "--memory", "20GiB")
+    assert run(*memory).exit_code == FITS
+    assert run(*memory, "--max-num-seqs", "1024").exit_code == DOES_NOT_FIT
+
+
+def test_models_without_states_start_for_any_number():
+    arguments = ("plan", "llama-3.1-8b", "--memory", "1100MiB", "--max-model-len", "512")
+    assert run(*arguments, "--max-num-seqs", "100000").exit_code == FITS
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sequences"), [("H100", 1024), ("B200", 1024), ("A100", 256), ("L40S", 256)]
+)
+def test_defaults_by_gpu(gpu, sequences):
+    assert default_max_num_seqs(GPUS[gpu]) == sequences
