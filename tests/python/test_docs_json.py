@@ -25,5 +25,6 @@ def test_fields_of_a_plan():
 def test_fields_of_a_plan_that_does_not_fit():
     answer = json.loads(run("plan", "gemma-3-27b", "--memory", "3GiB", "--json").stdout)
     assert sorted(documented("What does not fit")) == sorted(answer["error"])
-    assert set(answer) == {"kvplan_plan", "fits", "model", "facts", "config", "knobs", "error"}
+    named = {"kvplan_plan", "fits", "model", "facts", "budget", "config", "knobs", "error"}
+    assert set(answer) == named
     assert all(f"`{field}`" in PAGE.read_text() for field in answer)

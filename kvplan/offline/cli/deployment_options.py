@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvplan.offline.budget.gpus import Gpu, defaults_for, find_gpu
 from kvplan.offline.cli.failures import BadInput
-from kvplan.offline.cli.gpus import GPUS, default_max_num_seqs, find_gpu
 from kvplan.offline.cli.heeded import option_given, refuse_unheeded
 from kvplan.offline.cli.param_types import (
     COUNTS,
@@ -18,6 +18,7 @@ from kvplan.offline.cli.param_types import (
     LAYERS,
     LENGTH,
     POSITIVE,
+    SIZE,
     SIZE_OR_ZERO,
     SIZES,
     TOKENS,
@@ -30,9 +31,10 @@ from kvplan.offline.cli.param_types import (
 from kvplan.offline.cli.preset import print_preset_if_asked, use_preset
 from kvplan.offline.cli.question import ModelQuestion, Question, RequestQuestion
 from kvplan.offline.cli.shadowed import warn_if_shadowed
+from kvplan.offline.cli.sizes import parse_size
 
 if TYPE_CHECKING:
-    from kvplan.offline.cli.memory_estimate import MemoryEstimate
+    from kvplan.offline.cli.gpu_budget import GpuBudget
 
 LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC", "NHD", "HND")
 GROUPINGS = ("vllm", "compact", "sliced")
@@ -140,7 +142,9 @@ MODEL_OPTIONS = (
     ),
     click.option(
         "--device-capability",
-        type=click.Choice(["7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0"]),
+        type=click.Choice(
+            ["7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1"]
+        ),
         help="CUDA compute capability, which decides vLLM's choice of backend.  [default: that of "
         "--gpu, or 9.0]",
     ),
@@ -183,7 +187,7 @@ PLANNER_OPTIONS = (
     click.option(
         "--max-num-batched-tokens",
         type=TOKENS,
-        help="Tokens of one step.  [default: 8192]",
+        help="Tokens of one step.  [default: by --gpu, as for vLLM, or 8192]",
     ),
     click.option(
         "--max-concurrent-batches",
@@ -211,17 +215,42 @@ PLANNER_OPTIONS = (
     ),
 )
 
+
+def _version(text: str) -> tuple[int, int]:
+    """Major and minor number of a version. Raises ValueError."""
+    parts = text.removeprefix("v").split(".")
+    if len(parts) < 2 or not all(part.isdecimal() for part in parts[:2]):
+        raise ValueError(f"{text!r} is no version such as 0.33")
+    return int(parts[0]), int(parts[1])
+
+
+def _gpu(text: str) -> Gpu:
+    """A GPU by name, or one of whose memory alone is known. Raises ValueError."""
+    try:
+        return find_gpu(text)
+    except ValueError:
+        if not text[:1].isdigit() or "g." in text:
+            raise
+    return Gpu(text, parse_size(text))
+
+
 #: Where the memory comes from when it is not given.
 ESTIMATE_OPTIONS = (
     click.option(
         "--gpu",
-        type=Parsed("gpu", find_gpu),
-        help=f"Instead of --memory, estimate it: {', '.join(GPUS)}, or a size.",
+        type=Parsed("gpu", _gpu),
+        help="Instead of --memory, predict it for this GPU, e.g. H100, RTX 4090, DGX Spark, "
+        "MI300X, H100-3g.40gb.",
+    ),
+    click.option(
+        "--gpu-memory",
+        type=SIZE,
+        help="The same for another GPU, by the memory that its driver reports, e.g. 96GiB.",
     ),
     click.option(
         "--gpu-memory-utilization",
         type=NumberIn(0, 1, min_open=True),
-        default=0.9,
+        default=0.92,
         show_default=True,
         help="Part of --gpu that the engine may use.",
     ),
@@ -230,12 +259,30 @@ ESTIMATE_OPTIONS = (
         type=Parsed("size|auto", parse_weights),
         default="auto",
         show_default=True,
-        help="Size of the model's weights; auto reads safetensors files beside its config.",
+        help="Size of the whole model's weights; auto reads the headers of the safetensors files "
+        "beside its config, or computes it from the config.",
+    ),
+    click.option(
+        "--weights-per-gpu",
+        type=SIZE_OR_ZERO,
+        help="What a log prints as 'Model loading took', instead of --weights.",
     ),
     click.option(
         "--overhead",
         type=SIZE_OR_ZERO,
-        help="What else each GPU holds: activations, CUDA graphs.  [default: 3GiB]",
+        help="All else that each GPU holds, instead of what is predicted: activations, buffers, "
+        "collectives, CUDA graphs.",
+    ),
+    click.option("--enforce-eager", is_flag=True, help="No CUDA graphs."),
+    click.option(
+        "--enable-expert-parallel", is_flag=True, help="Whole experts on each GPU, not slices."
+    ),
+    click.option(
+        "--vllm-version",
+        type=Parsed("version", _version),
+        default="0.33",
+        show_default=True,
+        help="vLLM whose memory is predicted: from 0.19 on.",
     ),
     click.option(
         "--max-num-seqs",
@@ -306,6 +353,10 @@ def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Quest
         )
     from kvplan.offline import models
 
+    if values["gpu_memory"] is not None:
+        if values["gpu"] is not None:
+            raise BadInput("give --gpu or --gpu-memory, not both")
+        values["gpu"] = Gpu("", values["gpu_memory"])
     refuse_unheeded(values, values["grouping"] or "vllm")
     model = models.load(values["model"])
     warn_if_shadowed(values["model"])
@@ -315,6 +366,9 @@ def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Quest
             "the GPU's memory beside weights and activations; or estimate it with --gpu H100"
         )
     options = _given(values, (*_model_option_names(values), *_ANYWHERE))
+    if values["gpu"] is not None:
+        tokens = defaults_for(values["gpu"]).max_num_batched_tokens
+        options.setdefault("max_num_batched_tokens", tokens)
     options["device_capability"] = _capability(values)
     return ModelQuestion(
         model=model,
@@ -336,31 +390,41 @@ def layout_for(grouping: str | None, layout: str | None) -> str | None:
 
 def _capability(values: dict[str, Any]) -> tuple[int, ...]:
     gpu = values["gpu"]
-    text = values["device_capability"] or (gpu and gpu.capability) or "9.0"
-    return tuple(map(int, text.split(".")))
+    if values["device_capability"]:
+        return tuple(map(int, values["device_capability"].split(".")))
+    return (gpu and gpu.capability) or (9, 0)
 
 
 def _sequences(values: dict[str, Any]) -> int | None:
     """The user's, else vLLM's default for the GPU where one is given."""
     if values.get("max_num_seqs") is not None:
         return values["max_num_seqs"]
-    return values["gpu"] and default_max_num_seqs(values["gpu"])
+    return values["gpu"] and defaults_for(values["gpu"]).max_num_seqs
 
 
-def _estimate(values: dict[str, Any]) -> MemoryEstimate | None:
-    from kvplan.offline.cli.memory_estimate import DEFAULT_OVERHEAD, MemoryEstimate
-    from kvplan.offline.cli.weights import weights_bytes
+def _estimate(values: dict[str, Any]) -> GpuBudget | None:
+    from kvplan.offline.budget.budget import Deployment
+    from kvplan.offline.cli.gpu_budget import GpuBudget
 
     if values["gpu"] is None:
         return None
     if values["memory"]:
         raise BadInput("give --memory or --gpu, not both: --gpu estimates the memory")
-    weights = values["weights"]
-    return MemoryEstimate(
-        gpu_bytes=values["gpu"].memory_bytes,
-        utilization=values["gpu_memory_utilization"],
-        weights_bytes=weights_bytes(values["model"]) if weights == "auto" else weights,
-        overhead_bytes=DEFAULT_OVERHEAD if values["overhead"] is None else values["overhead"],
+    weights, per_gpu = values["weights"], values["weights_per_gpu"]
+    if per_gpu is not None and weights != "auto":
+        raise BadInput("give --weights or --weights-per-gpu, not both")
+    return GpuBudget(
+        Deployment(
+            gpu=values["gpu"],
+            utilization=values["gpu_memory_utilization"],
+            max_num_seqs=_sequences(values) or 1,
+            enforce_eager=values["enforce_eager"],
+            expert_parallel=values["enable_expert_parallel"],
+            overhead_bytes=values["overhead"],
+            version=values["vllm_version"],
+        ),
+        weights_bytes=None if weights == "auto" else weights,
+        weights_per_gpu=per_gpu,
     )
 
 

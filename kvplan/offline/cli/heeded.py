@@ -35,7 +35,7 @@ def refuse_unheeded(values: dict[str, Any], grouping: str) -> None:
                     f"{option} changes nothing with --grouping {grouping}; give --grouping "
                     f"{' or '.join(groupings)}, or leave it out"
                 )
-    for name in ("gpu_memory_utilization", "weights", "overhead"):
+    for name in ("gpu_memory_utilization", "weights", "weights_per_gpu", "overhead"):
         option = option_given(name)
         if option is not None and values["gpu"] is None:
             raise BadInput(f"{option} is for the estimate from --gpu; give --gpu, or leave it out")

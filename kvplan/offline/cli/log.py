@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
+from kvplan.offline.budget.gpus import find_gpu
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_stderr
-from kvplan.offline.cli.gpus import find_gpu
 from kvplan.offline.cli.param_types import IntegerIn, ModelName, Parsed
 from kvplan.offline.cli.pictures import HELP, check_picture
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import kvplan
-from kvplan.offline.cli.gpus import Gpu, find_gpu
+from kvplan.offline.budget.gpus import Gpu, find_gpu
 from kvplan.offline.cli.knobs import find_knobs, knobs_of_failure
 from kvplan.offline.cli.question import PlannerInput, Question
 from kvplan.offline.serve_line import ServeLine, ServeLineError, deployment_values, written
@@ -84,7 +84,7 @@ class LogReport:
         for rank in self.start.workers:
             filled = dataclasses.replace(
                 rank,
-                total=rank.total or logged or (gpu and gpu.memory_bytes / _GIB),
+                total=rank.total or logged or (gpu.memory_bytes / _GIB if gpu else None),
                 utilization=rank.utilization or (utilization and float(utilization)),
             )
             found.append((filled, memory_sum(filled)))
@@ -145,7 +145,7 @@ class LogReport:
             line = self.line if model is None else dataclasses.replace(self.line, model=model)
             values = {**deployment_values(line).values, "memory": "1GiB"}
             if self.gpu is not None and self.gpu.capability is not None:
-                values["device_capability"] = self.gpu.capability
+                values["device_capability"] = ".".join(map(str, self.gpu.capability))
             with plan_command.make_context("plan", [], default_map=values) as ctx:
                 question = read_question(ctx.params)
                 question.planner_input()

@@ -11,6 +11,7 @@ import click
 import kvplan
 from kvplan.offline.cli.deployment_options import deployment_options, read_question
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, does_not_fit, say_on_stderr
+from kvplan.offline.cli.gpu_budget import verdict
 from kvplan.offline.cli.knobs import find_knobs, knobs_of_failure
 from kvplan.offline.cli.question import PlannerInput, Question
 
@@ -46,7 +47,11 @@ def command(as_json: bool, write_request: Path | None, **values: Any) -> int:
     try:
         plan = given.plan()
     except kvplan.NotEnoughMemory as error:
+        if given.budgets:
+            given.facts["verdict"] = verdict(given, error)
         return _refuse(question, given, error, as_json)
+    if given.budgets and not given.config.auto_fit:
+        given.facts["verdict"] = verdict(given)
     knobs = find_knobs(question, plan) if plan.groups else []
     if as_json:
         from kvplan.offline.cli.plan_json import plan_dict
@@ -84,6 +89,8 @@ def _refuse(
 
         click.echo(json.dumps(failure_dict(given, error, knobs), indent=2))
     lines = [f"kvplan: {does_not_fit(given.label, error)}"]
+    if given.facts.get("verdict", "does not") != "does not":
+        lines.append(f"The memory is predicted: {given.facts['memory']}; {given.facts['verdict']}.")
     if knobs:
         lines += ["Any one of these would help:", *(f"  {knob}" for knob in knobs)]
     say_on_stderr("\n".join(lines))

@@ -7,6 +7,7 @@ from typing import Any
 
 import kvplan
 from kvplan.offline.cli.fixed_part import fixed_from_tokens
+from kvplan.offline.cli.gpu_budget import budget_dict
 from kvplan.offline.cli.knobs import Knob
 from kvplan.offline.cli.placement_file import placement_dict
 from kvplan.offline.cli.question import PlannerInput
@@ -83,6 +84,7 @@ def plan_dict(given: PlannerInput, plan: kvplan.Plan, knobs: list[Knob]) -> dict
         "fits": True,
         "model": given.label,
         "facts": given.facts,
+        "budget": budget_dict(given.budgets),
         "config": plan.config.to_dict(),
         **plan_numbers(plan),
         "groups": [
@@ -108,6 +110,7 @@ def failure_dict(
         "fits": False,
         "model": given.label,
         "facts": given.facts,
+        "budget": budget_dict(given.budgets),
         "config": given.config.to_dict(),
         "error": {
             "message": str(error).strip(),

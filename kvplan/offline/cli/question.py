@@ -15,7 +15,8 @@ from kvplan.offline.cli.failures import BadInput, DoesNotFit, does_not_fit
 from kvplan.specs import MambaSpec
 
 if TYPE_CHECKING:
-    from kvplan.offline.cli.memory_estimate import MemoryEstimate
+    from kvplan.offline.budget.budget import Budget
+    from kvplan.offline.cli.gpu_budget import GpuBudget
     from kvplan.offline.models import ModelConfig, ModelOptions
     from kvplan.offline.models.plan_input import ModelPlanInput
     from kvplan.request import Request
@@ -32,6 +33,7 @@ class PlannerInput:
         available_memory: Bytes for the KV cache, one entry per worker.
         facts: What to tell a reader of the model, in order, e.g. its architecture.
         max_num_seqs: Sequences that the engine is started for, or None where that is not known.
+        budgets: What the memory of each pipeline stage was predicted from, if it was.
         max_num_batched_tokens: Tokens of one step.
     """
 
@@ -41,6 +43,7 @@ class PlannerInput:
     available_memory: list[int]
     facts: dict[str, str] = field(default_factory=dict)
     max_num_seqs: int | None = None
+    budgets: Sequence[Budget] = ()
 
     @property
     def draft_layers(self) -> frozenset[str]:
@@ -53,6 +56,12 @@ class PlannerInput:
     def max_num_batched_tokens(self) -> int:
         """Tokens of one step, i.e. in-flight tokens by the batches at once."""
         return self.config.max_in_flight_tokens // self.config.max_concurrent_batches
+
+    def with_memory(self, by_stage: Sequence[int]) -> PlannerInput:
+        """The same with other memory on the ranks of each pipeline stage."""
+        stages = self.config.pipeline_parallel_size
+        memory = _per_worker(by_stage, len(self.kv_cache_specs), stages)
+        return dataclasses.replace(self, available_memory=memory)
 
     def plan(self) -> kvplan.Plan:
         """Plan it.
@@ -148,7 +157,7 @@ class ModelQuestion(Question):
     memory: Sequence[int] = ()
     config_changes: Mapping[str, Any] = field(default_factory=dict)
     max_concurrent_batches: int | None = None
-    estimate: MemoryEstimate | None = None
+    estimate: GpuBudget | None = None
     max_num_seqs: int | None = None
     known: ModelPlanInput | None = None
 
@@ -183,9 +192,13 @@ class ModelQuestion(Question):
         if found.backends:
             facts["attention backends"] = ", ".join(found.backends)
         memory = self.memory
+        budgets: list[Budget] = []
         if not memory and self.estimate is not None:
-            memory = (self.estimate.kv_cache_bytes(workers, found.model.source),)
-            facts["memory"] = self.estimate.words(workers)
+            from kvplan.offline.cli.gpu_budget import budget_words, kv_cache_memory
+
+            budgets = self.estimate.budgets(self.model, self.options)
+            memory = kv_cache_memory(budgets, found.model.source)
+            facts["memory"] = budget_words(budgets)
         return PlannerInput(
             label=found.model.source,
             config=config,
@@ -193,6 +206,7 @@ class ModelQuestion(Question):
             available_memory=_per_worker(memory, workers, config.pipeline_parallel_size),
             facts=facts,
             max_num_seqs=self.max_num_seqs,
+            budgets=budgets,
         )
 
     def with_options(self, **changes: Any) -> ModelQuestion:

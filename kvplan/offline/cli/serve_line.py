@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 import kvplan
+from kvplan.offline.budget.gpus import defaults_for
 from kvplan.offline.cli import fit_search
 from kvplan.offline.cli.deployment_options import deployment_options, read_question
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_stderr
@@ -163,7 +164,8 @@ def _changes(
 
 
 def _default_sequences(values: dict[str, Any]) -> int:
-    return values.get("max_num_seqs") or _SEQUENCES
+    gpu = values.get("gpu")
+    return values.get("max_num_seqs") or (gpu and defaults_for(gpu).max_num_seqs) or _SEQUENCES
 
 
 def _most_sequences(given: PlannerInput, plan: kvplan.Plan) -> int:

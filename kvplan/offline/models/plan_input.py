@@ -138,6 +138,42 @@ def load(model: str | Path) -> ModelConfig:
     return ModelConfig(values, source)
 
 
+@dataclass(frozen=True)
+class ReadLayers:
+    """A config as its family reads it.
+
+    Attributes:
+        root: The whole config, ``hf_overrides`` applied.
+        text: Its language model's part.
+        architecture: Name of the architecture.
+        row: Its row of the table of architectures.
+        layers: What the family says of the layers.
+        dtype: The model's activation dtype.
+    """
+
+    root: ConfigView
+    text: ConfigView
+    architecture: str
+    row: Architecture
+    layers: ModelLayers
+    dtype: str
+
+
+def read_layers(model: ModelConfig, options: ModelOptions) -> ReadLayers:
+    """A model's layers, before backends and block sizes are chosen.
+
+    Raises:
+        ModelError: If the config is wrong.
+    """
+    overridden = replace(model, values=_overridden(model.values, options.hf_overrides))
+    root = ConfigView(overridden.values)
+    name, row = find_architecture(overridden.architectures)
+    text = text_view(root)
+    dtype = activation_dtype(root, text, options)
+    layers = _family_layers(name, row, root, text, options, dtype)
+    return ReadLayers(root, text, name, row, layers, dtype)
+
+
 def kv_cache_specs(
     model: ModelConfig | str | Path, options: ModelOptions | None = None
 ) -> ModelPlanInput:
@@ -152,12 +188,9 @@ def kv_cache_specs(
     """
     model = model if isinstance(model, ModelConfig) else load(model)
     options = options or ModelOptions()
-    overridden = replace(model, values=_overridden(model.values, options.hf_overrides))
-    root = ConfigView(overridden.values)
-    name, architecture = find_architecture(overridden.architectures)
-    text = text_view(root)
-    dtype = activation_dtype(root, text, options)
-    layers = _family_layers(name, architecture, root, text, options, dtype)
+    read = read_layers(model, options)
+    root, text, dtype, layers = read.root, read.text, read.dtype, read.layers
+    name, architecture = read.architecture, read.row
     num_heads = _num_heads(text, layers)
     if num_heads:
         check_attention_heads(num_heads, options.tensor_parallel_size)

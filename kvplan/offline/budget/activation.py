@@ -1,0 +1,281 @@
+"""The most memory that a step takes beside weights and caches, as vLLM's profile run finds it.
+
+The run encodes as many images as a step may, runs the model over all tokens of a step, and samples
+for all sequences. Each phase is linear in the numbers of tokens and sequences; the largest rules.
+The forms are those of eager execution, proved by recordings of vLLM 0.33.0's own profile run
+(tests/data/budget). torch.compile fuses some of it away, so the forward phase is within 6 %.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvplan.offline.budget.parameters import has_gate, num_experts, tower_of
+from kvplan.offline.models.config_view import ConfigView
+from kvplan.offline.models.layers import AttentionLayer, MLALayer, StateLayer
+from kvplan.offline.models.plan_input import ReadLayers
+
+MIB = 1 << 20
+#: Bytes that the sampler takes for a logit: the logits, in float32, and two buffers of that size.
+SAMPLER_BYTES_PER_LOGIT = 14
+#: cuBLAS's workspace, which the first product allocates: Hopper and later, and before.
+_CUBLAS_BYTES = {True: 32 * MIB, False: 8320 << 10}
+#: Cached tokens of which dense latent attention makes keys and values at once; mirrors
+#: vllm/model_executor/layers/attention/mla_attention.py::MLACommonMetadataBuilder
+#: .determine_chunked_prefill_workspace_size (0.33).
+_CACHED_CHUNK_TOKENS = 64 << 10
+#: From this version on the V2 model runner.
+V2_RUNNER = (0, 31)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes that a step's memory depends on.
+
+    Attributes:
+        hidden: Elements of a token's hidden state.
+        vocabulary: Entries, padded as ranks need it.
+        attention: Elements of queries, keys and values of a token over all ranks.
+        mlp: Width of the dense MLP, or 0.
+        gated: Whether an MLP has a gate.
+        experts_per_token: Experts that a token is sent to, or 0.
+        expert_width: Width of an expert.
+        shared_width: Width of the shared experts.
+        latent_width: Elements of a cached token's keys and values over all ranks where dense latent
+            attention makes them, or 0.
+        is_packed: Whether experts are in a packed 4-bit format.
+        encoder_bytes_per_token: Bytes that the encoder takes for each token it makes, or 0.
+        encoder_item_tokens: Tokens of one item at most, or 0.
+        has_states: Whether there are recurrent layers.
+        is_multimodal: Whether embeddings of items are kept beside those of tokens.
+        encodes: Whether the profile run encodes items.
+    """
+
+    hidden: int
+    vocabulary: int
+    attention: int
+    mlp: int
+    gated: bool
+    experts_per_token: int = 0
+    expert_width: int = 0
+    shared_width: int = 0
+    latent_width: int = 0
+    is_packed: bool = False
+    encoder_bytes_per_token: int = 0
+    encoder_item_tokens: int = 0
+    has_states: bool = False
+    is_multimodal: bool = False
+    encodes: bool = True
+
+    def without_items(self) -> ModelShape:
+        """The same where the profile run encodes nothing (``--skip-mm-profiling``)."""
+        return replace(self, encodes=False)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What a step takes, in bytes.
+
+    Attributes:
+        kept: What the profile run leaves behind: workspaces.
+        encoder: Peak of the encoder above the start.
+        forward: Peak of the forward pass.
+        sampler: Peak of the sampler, 0 where the stage is not the last.
+    """
+
+    kept: int
+    encoder: int
+    forward: int
+    sampler: int
+
+    @property
+    def peak(self) -> int:
+        """The most of all phases, with what is kept."""
+        return max(self.kept, self.encoder, self.forward, self.sampler)
+
+    @property
+    def ruled_by(self) -> str:
+        """The phase that takes the most."""
+        phases = {"encoder": self.encoder, "forward": self.forward, "sampler": self.sampler}
+        return max(phases, key=lambda name: phases[name])
+
+
+def activation(
+    shape: ModelShape,
+    *,
+    tokens: int,
+    sequences: int,
+    tensor_parallel_size: int = 1,
+    itemsize: int = 2,
+    is_last_stage: bool = True,
+    is_first_stage: bool = True,
+    capability: tuple[int, int] | None = None,
+    version: tuple[int, int] = (0, 33),
+) -> Activation:
+    """The phases of the profile run.
+
+    Args:
+        shape: The model's sizes.
+        tokens: Tokens of a step.
+        sequences: Sequences of a step.
+        tensor_parallel_size: TP ranks.
+        itemsize: Bytes of an element of the model's dtype.
+        is_last_stage: Whether the rank samples.
+        is_first_stage: Whether the rank encodes.
+        capability: The GPU's compute capability, or None.
+        version: vLLM's version.
+    """
+    sequences = min(sequences, tokens)
+    kept = _CUBLAS_BYTES[capability is None or capability >= (9, 0)]
+    kept += _expert_workspace(shape, tokens, tensor_parallel_size, itemsize)
+    if version < V2_RUNNER and is_last_stage:
+        # The V1 runner's sampler leaves a segment behind where it is too large to be split.
+        left = sequences * shape.vocabulary // 2
+        kept += left if left >= 20 * MIB else 0
+    items = 0
+    if shape.is_multimodal and shape.encodes and is_first_stage:
+        items = max(tokens, shape.encoder_item_tokens)
+    outputs = items * shape.hidden * itemsize
+    state = tokens * shape.hidden * itemsize
+    sampler = 0
+    if is_last_stage:
+        sampled = sequences * shape.hidden * itemsize
+        if version < V2_RUNNER:
+            sampled *= 2
+        logits = sequences * shape.vocabulary * SAMPLER_BYTES_PER_LOGIT
+        sampler = kept + outputs + logits + state + sampled
+    return Activation(
+        kept=kept,
+        encoder=kept + outputs + items * shape.encoder_bytes_per_token,
+        forward=kept + outputs + _forward_elements(shape, tokens, tensor_parallel_size) * itemsize,
+        sampler=sampler,
+    )
+
+
+def _expert_workspace(shape: ModelShape, tokens: int, ranks: int, itemsize: int) -> int:
+    """Both workspaces of fused experts, which grow to what a step needs and stay.
+
+    Mirrors vllm/model_executor/layers/fused_moe/experts/triton_moe.py::TritonExperts
+    .workspace_shapes (0.33).
+    """
+    if not shape.experts_per_token or shape.is_packed:
+        return 0
+    width = shape.expert_width // ranks
+    inner = 2 * width if shape.gated else width
+    elements = max(width, shape.hidden) + max(inner, shape.hidden)
+    return tokens * shape.experts_per_token * elements * itemsize
+
+
+def _forward_elements(shape: ModelShape, tokens: int, ranks: int) -> int:
+    """Elements that live at once at the worst place of a layer."""
+    hidden, width = shape.hidden, max(shape.mlp, shape.shared_width) // ranks
+    states = 5 * hidden + shape.attention // ranks
+    dense = 3 * hidden + (3 if shape.gated else 2) * width
+    routed = 0
+    if shape.experts_per_token:
+        routed = 5 * hidden + (2 * hidden if shape.shared_width else 0)
+        if shape.is_packed:
+            spread = shape.experts_per_token
+            routed = 2 * hidden + spread * (hidden + shape.expert_width // ranks)
+    latent = 0
+    if shape.latent_width:
+        unpacked = _CACHED_CHUNK_TOKENS * shape.latent_width // ranks
+        latent = unpacked + tokens * (2 * hidden + shape.attention // ranks)
+    return max(tokens * max(states, dense, routed), latent)
+
+
+def shape_of(read: ReadLayers) -> ModelShape:
+    """A model's sizes. Raises `ModelError` where the config lacks one."""
+    text, layers = read.text, read.layers
+    experts = num_experts(text) > 1
+    per_token = 0
+    for key in ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk"):
+        value = text.get(key)
+        if experts and isinstance(value, int):
+            per_token = value
+            break
+    vocabulary = text.get("padded_vocab_size") or text.size("vocab_size")
+    width = text.get("moe_intermediate_size") or text.get("intermediate_size") or 0
+    shared = (
+        text.get("shared_expert_intermediate_size") or (text.get("n_shared_experts") or 0) * width
+    )
+    mlp = (
+        text.get("intermediate_size") or text.get("ffn_hidden_size") or 4 * text.size("hidden_size")
+    )
+    quantization = (read.root.values.get("quantization_config") or {}).get("quant_method")
+    bytes_per_token, item_tokens = _encoder(read.root)
+    return ModelShape(
+        hidden=text.size("hidden_size"),
+        vocabulary=-(-vocabulary // 64) * 64,
+        attention=_attention_elements(text, read),
+        latent_width=_latent_width(text, read),
+        mlp=0
+        if experts and not layers.is_hybrid and not text.get("first_k_dense_replace")
+        else mlp,
+        gated=has_gate(read.architecture),
+        experts_per_token=per_token,
+        expert_width=width,
+        shared_width=shared if experts else 0,
+        is_packed=quantization == "mxfp4",
+        encoder_bytes_per_token=bytes_per_token,
+        has_states=any(isinstance(layer, StateLayer) for layer in layers.layers),
+        encoder_item_tokens=item_tokens,
+        is_multimodal=text is not read.root and "ForCausalLM" not in read.architecture,
+    )
+
+
+def _attention_elements(text: ConfigView, read: ReadLayers) -> int:
+    """Queries, keys and values, once in the model's dtype and once rotated."""
+    most = 0
+    for layer in read.layers.layers:
+        if isinstance(layer, AttentionLayer):
+            heads = text.num_heads + 2 * layer.num_kv_heads
+            most = max(most, 2 * heads * layer.head_size)
+        elif isinstance(layer, MLALayer):
+            nope, rope = text.get("qk_nope_head_dim") or 0, text.get("qk_rope_head_dim") or 0
+            value = text.get("v_head_dim") or 0
+            most = max(most, text.num_heads * (2 * (nope + rope) + value))
+        elif isinstance(layer, StateLayer):
+            most = max(most, _state_elements(text, layer.mamba_type))
+    return most
+
+
+def _state_elements(text: ConfigView, mamba_type: str) -> int:
+    """Elements of a token within a recurrent layer: its input projection some times over.
+
+    How often is what recordings show, 2.7 times of Mamba 2 and 4.3 of gated delta nets.
+    """
+    if mamba_type == "gdn_attn":
+        keys = text.size("linear_num_key_heads") * text.size("linear_key_head_dim")
+        values = text.size("linear_num_value_heads") * text.size("linear_value_head_dim")
+        return int(4.3 * 2 * (keys + values))
+    if mamba_type == "mamba2":
+        heads = text.get("mamba_num_heads") or text.get("mamba_n_heads") or 0
+        head = text.get("mamba_head_dim") or text.get("mamba_d_head") or 0
+        groups = text.get("n_groups") or text.get("mamba_n_groups") or 1
+        state = text.get("ssm_state_size") or text.get("mamba_d_state") or 0
+        return int(2.7 * (2 * heads * head + 2 * groups * state + heads))
+    return 0
+
+
+def _latent_width(text: ConfigView, read: ReadLayers) -> int:
+    is_dense = any(
+        isinstance(layer, MLALayer) and not layer.is_sparse for layer in read.layers.layers
+    )
+    width = (text.get("qk_nope_head_dim") or 0) + (text.get("v_head_dim") or 0)
+    return text.num_heads * width if is_dense else 0
+
+
+def _encoder(root: ConfigView) -> tuple[int, int]:
+    """Bytes that a usual vision tower takes for a token it makes, and the tokens of an item."""
+    tower = tower_of(root)
+    if tower is None:
+        return 0, 0
+    values = root.values.get("vision_config")
+    vision = ConfigView(values if isinstance(values, dict) else {}, "vision_config")
+    per_item = root.get("mm_tokens_per_image") or root.get("image_seq_length") or 0
+    patch, image = vision.optional_size("patch_size"), vision.optional_size("image_size")
+    patches = 4 if tower.mergers else 1
+    if per_item and patch and image:
+        patches = (image // patch) ** 2 / per_item
+    return int(patches * (2 * tower.width + 4 * tower.hidden) * 2), per_item

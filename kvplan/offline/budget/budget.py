@@ -1,0 +1,195 @@
+"""The memory of a GPU, part by part, down to what is left for the KV cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvplan.offline.budget.activation import activation, shape_of
+from kvplan.offline.budget.cuda_graphs import ESTIMATED_SINCE, capture_sizes, cuda_graphs
+from kvplan.offline.budget.gpus import Gpu
+from kvplan.offline.budget.non_torch import non_torch
+from kvplan.offline.budget.runner_buffers import runner_buffers
+from kvplan.offline.budget.weights import ITEM_SIZES, Weights
+from kvplan.offline.models.options import ModelOptions
+from kvplan.offline.models.plan_input import ModelConfig, read_layers
+
+_VERSION = (0, 33)
+#: Of peak activation, by the phase that rules it; eager execution is what the forms are of.
+_ACTIVATION_ERROR = {"sampler": 0.015, "encoder": 0.06, "forward": 0.06}
+#: Of a GPU's memory: what drivers and boards of one name report differs by as much.
+_DRIVER_ERROR = 0.004
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the memory.
+
+    Attributes:
+        name: What holds it.
+        bytes: How much.
+        error: How far off that may be, in either direction.
+        source: Where it comes from.
+    """
+
+    name: str
+    bytes: int
+    error: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A rank's memory.
+
+    Attributes:
+        gpu_bytes: Total memory as the driver reports it.
+        utilization: Part of it that the engine may use.
+        parts: What is taken off that.
+    """
+
+    gpu_bytes: int
+    utilization: float
+    parts: tuple[Part, ...]
+
+    @property
+    def usable_bytes(self) -> int:
+        """What the engine may use."""
+        return math.ceil(self.gpu_bytes * self.utilization)
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """What is left for the KV cache; negative where nothing is."""
+        return self.usable_bytes - sum(part.bytes for part in self.parts)
+
+    @property
+    def error(self) -> int:
+        """How far off that may be; the parts' errors are independent, as is the driver's."""
+        driver = int(self.gpu_bytes * _DRIVER_ERROR)
+        return math.isqrt(driver**2 + sum(part.error**2 for part in self.parts))
+
+    @property
+    def interval(self) -> tuple[int, int]:
+        """The least and the most that is left for the KV cache."""
+        return self.kv_cache_bytes - self.error, self.kv_cache_bytes + self.error
+
+    def verdict(self, needed_bytes: int) -> str:
+        """Whether a cache of so many bytes fits: "fits", "does not", or "too close to call"."""
+        low, high = self.interval
+        if needed_bytes <= low:
+            return "fits"
+        if needed_bytes > high:
+            return "does not"
+        short = abs(needed_bytes - self.kv_cache_bytes)
+        return f"too close to call, by {-(-short // (1 << 20)):,} MiB"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What decides a rank's memory beside the model and its options.
+
+    Attributes:
+        gpu: The GPU.
+        utilization: Part of its memory that the engine may use.
+        max_num_seqs: Sequences of a step.
+        enforce_eager: Whether there are no CUDA graphs.
+        data_parallel_size: DP ranks.
+        expert_parallel: Whether whole experts are given to ranks.
+        overhead_bytes: All but the weights, or None for what is predicted.
+        version: vLLM's version.
+    """
+
+    gpu: Gpu
+    utilization: float
+    max_num_seqs: int
+    enforce_eager: bool = False
+    data_parallel_size: int = 1
+    expert_parallel: bool = False
+    overhead_bytes: int | None = None
+    version: tuple[int, int] = _VERSION
+
+
+def memory_budgets(
+    model: ModelConfig, options: ModelOptions, deployment: Deployment, weights: Weights
+) -> list[Budget]:
+    """The memory of a rank of each pipeline stage.
+
+    Args:
+        model: The model's config.
+        options: Engine options; parallel sizes and tokens of a step count here.
+        deployment: The GPU, and what else decides.
+        weights: What ranks hold after loading.
+
+    Raises:
+        ModelError: The config says too little.
+    """
+    stages = options.pipeline_parallel_size
+    common = Budget(deployment.gpu.memory_bytes, deployment.utilization, ())
+    held = [
+        Part("weights", size, int(size * weights.relative_error), weights.source)
+        for size in weights.by_stage
+    ]
+    if deployment.overhead_bytes is not None:
+        overhead = Part("overhead", deployment.overhead_bytes, 0, "given")
+        return [replace(common, parts=(part, overhead)) for part in held]
+    return [
+        replace(common, parts=(held[stage], *_parts(model, options, deployment, stage, stages)))
+        for stage in range(stages)
+    ]
+
+
+def _parts(
+    model: ModelConfig, options: ModelOptions, deployment: Deployment, stage: int, stages: int
+) -> Sequence[Part]:
+    read = read_layers(model, options)
+    shape, itemsize = shape_of(read), ITEM_SIZES[read.dtype]
+    tp, tokens, sequences = (
+        options.tensor_parallel_size,
+        options.max_num_batched_tokens,
+        deployment.max_num_seqs,
+    )
+    capability, version = deployment.gpu.capability, deployment.version
+    ends = {"is_first_stage": stage == 0, "is_last_stage": stage == stages - 1}
+    step = activation(
+        shape,
+        tokens=tokens,
+        sequences=sequences,
+        tensor_parallel_size=tp,
+        itemsize=itemsize,
+        capability=capability,
+        version=version,
+        **ends,
+    )
+    buffers = runner_buffers(
+        shape, tokens=tokens, sequences=sequences, itemsize=itemsize, version=version, **ends
+    )
+    other = non_torch(
+        tensor_parallel_size=tp,
+        pipeline_parallel_size=stages,
+        expert_parallel=deployment.expert_parallel,
+        capability=capability,
+        is_unified=deployment.gpu.is_unified,
+    )
+    relative = _ACTIVATION_ERROR[step.ruled_by]
+    if step.ruled_by == "forward" and shape.has_states:
+        relative = 0.25
+    release = ".".join(map(str, version))
+    parts = [
+        Part(
+            "peak activation",
+            step.peak,
+            max(20 << 20, int(relative * step.peak)),
+            f"vLLM {release}'s profile run, ruled by the {step.ruled_by}",
+        ),
+        Part("runner's buffers", buffers, buffers // 50, f"vLLM {release}'s model runner"),
+        Part("non-torch", other.bytes, other.error, "start-up logs"),
+    ]
+    if not deployment.enforce_eager and version >= ESTIMATED_SINCE:
+        sizes = capture_sizes(sequences, tokens, capability=capability)
+        layers = -(-read.layers.num_hidden_layers // stages)
+        graphs = cuda_graphs(len(sizes), layers, has_experts=shape.experts_per_token > 0)
+        parts.append(
+            Part("CUDA graphs", graphs.bytes, graphs.error, f"start-up logs, {len(sizes)} sizes")
+        )
+    return parts

@@ -1,0 +1,129 @@
+"""The tensors of a checkpoint, from the headers of its safetensors files.
+
+Of a model on the Hub only its index, or one header, is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from kvplan.offline.budget.parameters import Parameter
+from kvplan.offline.models.errors import ModelError
+from kvplan.offline.models.hub import FileNotOnHub, HubModel
+
+INDEX = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+#: An index lists tensor names, and so does a header; none is near this.
+MAX_INDEX_BYTES = 256 << 20
+_BITS = {"F64": 64, "I64": 64, "U64": 64, "I32": 32, "U32": 32, "I16": 16, "U16": 16, "F4": 4}
+#: Dtypes that loading casts to the model's; the tensors below keep theirs.
+_CAST = ("F32", "F16", "BF16")
+_UNCAST = re.compile(r"A_log$|dt_bias$|\.D$|correction_bias$|scale(_inv)?$|_scales?$")
+
+
+def checkpoint_tensors(directory: Path) -> list[Parameter] | None:
+    """Every tensor of a directory's safetensors files, or None where there are none.
+
+    An index names the files that count; without one, those of Hugging Face's format come before
+    ``consolidated.safetensors``, which holds the same once more.
+
+    Raises:
+        ModelError: A file is missing or is not what its name says.
+    """
+    files = _files(directory)
+    if not files:
+        return None
+    return [parameter for file in files for parameter in _tensors(file)]
+
+
+def _files(directory: Path) -> list[Path]:
+    index = directory / INDEX
+    if index.is_file():
+        names = set(_read_index(index).get("weight_map", {}).values())
+        files = [directory / name for name in sorted(names)]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing and len(missing) < len(files):
+            raise ModelError(f"{index} names {missing[0]}, which is not there; give --weights SIZE")
+        return [] if missing else files
+    files = sorted(directory.glob("*.safetensors"))
+    sharded = [file for file in files if not file.name.startswith("consolidated")]
+    return sharded or files
+
+
+def indexed_bytes(index: Path) -> int:
+    """The total size that an index states.
+
+    Raises:
+        ModelError: It states none.
+    """
+    metadata = _read_index(index).get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if isinstance(total, float) and total.is_integer():
+        total = int(total)
+    if not isinstance(total, int) or isinstance(total, bool) or total <= 0:
+        raise ModelError(f"{index} has no metadata.total_size; give the size with --weights")
+    return total
+
+
+def hub_bytes(model: HubModel) -> int | None:
+    """The size of a Hub model's weights, or None where it has no safetensors files.
+
+    Raises:
+        ModelError: It cannot be had.
+    """
+    cached = model.cached(SINGLE_FILE)
+    if cached is not None:
+        with cached.open("rb") as stream:
+            header = int.from_bytes(stream.read(8), "little")
+        return max(0, cached.stat().st_size - 8 - header)
+    try:
+        return indexed_bytes(model.download(INDEX, MAX_INDEX_BYTES))
+    except FileNotOnHub:
+        pass
+    try:
+        return model.tensor_bytes(SINGLE_FILE)
+    except FileNotOnHub:
+        return None
+
+
+def _read_index(index: Path) -> dict[str, Any]:
+    if index.stat().st_size > MAX_INDEX_BYTES:
+        raise ModelError(f"{index} is larger than {MAX_INDEX_BYTES >> 20} MiB; that is no index")
+    try:
+        value = json.loads(index.read_bytes())
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict) or not isinstance(value.get("weight_map", {}), dict):
+        raise ModelError(f"{index} is no index of safetensors files; give the size with --weights")
+    return value
+
+
+def _tensors(file: Path) -> list[Parameter]:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 0 < length <= min(size - 8, MAX_INDEX_BYTES):
+            raise ModelError(f"{file} is not a safetensors file; give the size with --weights")
+        header = stream.read(length)
+    try:
+        entries = json.loads(header)
+        found = [
+            _parameter(name, entry["shape"], entry["dtype"])
+            for name, entry in entries.items()
+            if name != "__metadata__"
+        ]
+        stored = max((e["data_offsets"][1] for n, e in entries.items() if n[:2] != "__"), default=0)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError):
+        raise ModelError(f"{file} has a damaged header; give the size with --weights") from None
+    if 8 + length + stored > size:
+        raise ModelError(f"{file} is cut short: its header speaks of {stored:,} bytes of tensors")
+    return found
+
+
+def _parameter(name: str, shape: list[int], dtype: str) -> Parameter:
+    if dtype in _CAST and not (dtype == "F32" and _UNCAST.search(name)):
+        return Parameter(name, tuple(shape))
+    return Parameter(name, tuple(shape), 32 if dtype == "F32" else _BITS.get(dtype, 8))

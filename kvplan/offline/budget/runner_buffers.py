@@ -1,0 +1,44 @@
+"""What the model runner allocates before any step: neither weights nor activations."""
+
+from __future__ import annotations
+
+from kvplan.offline.budget.activation import V2_RUNNER, ModelShape
+
+#: Bytes for a vocabulary's entry and sequence: how often it was produced, and whether it was in the
+#: prompt and may come next by a grammar (a bit each).
+_BYTES_PER_ENTRY = 4 + 1 / 8 + 1 / 8
+#: Bytes of the other tables for a sequence.
+_BYTES_PER_SEQUENCE = 18 << 10
+
+
+def runner_buffers(
+    shape: ModelShape,
+    *,
+    tokens: int,
+    sequences: int,
+    itemsize: int = 2,
+    is_first_stage: bool = True,
+    is_last_stage: bool = True,
+    version: tuple[int, int] = (0, 33),
+) -> int:
+    """Bytes of a runner's own buffers.
+
+    The V2 runner keeps the sampler's tables for all sequences from the start.
+    Mirrors vllm/v1/worker/gpu/sample/penalties.py::PenaltiesState and
+    vllm/v1/worker/gpu/structured_outputs.py (0.33).
+
+    Args:
+        shape: The model's sizes.
+        tokens: Tokens of a step.
+        sequences: Sequences of a step.
+        itemsize: Bytes of an element of the model's dtype.
+        is_first_stage: Whether the rank embeds tokens.
+        is_last_stage: Whether the rank samples.
+        version: vLLM's version.
+    """
+    embeddings = tokens * shape.hidden * itemsize if shape.is_multimodal and is_first_stage else 0
+    if not is_last_stage:
+        return embeddings
+    if version < V2_RUNNER:
+        return embeddings + sequences * (_BYTES_PER_SEQUENCE + shape.vocabulary // 8)
+    return embeddings + int(sequences * (shape.vocabulary * _BYTES_PER_ENTRY + _BYTES_PER_SEQUENCE))

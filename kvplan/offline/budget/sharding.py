@@ -1,0 +1,111 @@
+"""Which part of a tensor a rank holds, by the tensor's name.
+
+Mirrors what the weight loaders of vllm/model_executor/layers do (0.33): vocabularies and the outer
+dimensions of linear layers are split over TP ranks, KV heads are replicated where there are fewer
+of them than ranks, whole experts go to ranks with expert parallelism, and everything else is
+everywhere. Layers belong to pipeline stages; the drafter's layers are not loaded with the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvplan.offline.budget.parameters import Parameter
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_TOWER = re.compile(r"(?:^|\.)(?:vision|visual|audio|image|mm_|multi_modal|vit)|^encoder\.")
+_EMBEDDING = re.compile(r"embed_tokens|word_embeddings|\bwte\b|tok_embeddings|embed_in")
+_HEAD = re.compile(r"lm_head|embed_out|output_layer|^output\.")
+_KEY_VALUE = re.compile(r"\.(?:k_proj|v_proj|key|value)\.")
+_EXPERT = re.compile(r"\.experts\.")
+_SPLIT = re.compile(
+    r"\.(?:q_proj|qkv_proj|query_key_value|qkv|c_attn|Wqkv|wqkv|gate_proj|up_proj|gate_up_proj|w1|w2"
+    r"|w3|fc1|fc2|c_fc|linear_fc1|linear_fc2|dense_h_to_4h|dense_4h_to_h|q_b_proj|kv_b_proj|o_proj"
+    r"|o_a_proj|o_b_proj|down_proj|c_proj|dense|wo|out_proj|in_proj|in_proj_\w+|x_proj|dt_proj"
+    r"|conv1d|A_log|g_proj|proj)(?:\.|$|_blocks|_scales|_bias)"
+)
+#: vLLM pads vocabularies to a multiple of this before ranks divide them.
+VOCABULARY_PADDING = 64
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a rank stands.
+
+    Attributes:
+        tensor_parallel_size: TP ranks.
+        stage: Decoder layers of its pipeline stage.
+        num_layers: Decoder layers of the model.
+        num_kv_heads: KV heads over all ranks.
+        data_parallel_size: DP ranks, over which experts are spread, too.
+        expert_parallel: Whether whole experts are given to ranks.
+        is_tied: Whether the output is the embedding, which the last stage then holds as well.
+    """
+
+    tensor_parallel_size: int
+    stage: range
+    num_layers: int
+    num_kv_heads: int
+    data_parallel_size: int = 1
+    expert_parallel: bool = False
+    is_tied: bool = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is of the first stage."""
+        return self.stage.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is of the last stage."""
+        return self.stage.stop == self.num_layers
+
+
+def elements_on_rank(parameter: Parameter, place: Placement) -> float:
+    """Elements of a tensor that a rank holds."""
+    name, ranks = parameter.name, place.tensor_parallel_size
+    elements = parameter.elements
+    if name.startswith("mtp.") or ".mtp." in name:
+        return 0
+    if _TOWER.search(name):
+        return elements / (ranks if _SPLIT.search(name) else 1) if place.is_first else 0
+    layer = _LAYER.search(name)
+    if layer is not None and int(layer[1]) not in place.stage:
+        return 0
+    if layer is None and _EMBEDDING.search(name):
+        needed = place.is_first or (place.is_last and place.is_tied)
+        return _vocabulary(parameter, ranks) if needed else 0
+    if layer is None and _HEAD.search(name):
+        return _vocabulary(parameter, ranks) if place.is_last else 0
+    if _EXPERT.search(name):
+        owners = ranks * place.data_parallel_size
+        if place.expert_parallel:
+            return _largest_share(parameter, owners)
+        return elements / owners
+    if not _SPLIT.search(name) and not _KEY_VALUE.search(name):
+        return elements
+    if _KEY_VALUE.search(name):
+        return elements / min(ranks, place.num_kv_heads)
+    return elements / ranks
+
+
+def _largest_share(parameter: Parameter, owners: int) -> float:
+    if parameter.copies > 1:
+        return parameter.elements / parameter.copies * -(-parameter.copies // owners)
+    return parameter.elements / owners
+
+
+def _vocabulary(parameter: Parameter, ranks: int) -> float:
+    rows = -(-parameter.shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
+    return parameter.elements / parameter.shape[0] * rows / ranks
+
+
+def bytes_on_rank(parameters: Iterable[Parameter], place: Placement, itemsize: int) -> int:
+    """Bytes of tensors on a rank; those without bits of their own are of the model's dtype."""
+    bits = sum(
+        elements_on_rank(p, place) * (itemsize * 8 if p.bits is None else p.bits)
+        for p in parameters
+    )
+    return int(bits / 8)

@@ -1,0 +1,181 @@
+"""Bytes of weights that each rank holds after loading."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvplan.offline.budget.checkpoint import INDEX, checkpoint_tensors, hub_bytes, indexed_bytes
+from kvplan.offline.budget.parameters import Parameter, parameters
+from kvplan.offline.budget.quantization import quantized
+from kvplan.offline.budget.sharding import Placement, bytes_on_rank
+from kvplan.offline.models.config_file import model_on_hub, snapshot_directory
+from kvplan.offline.models.layers import MLALayer
+from kvplan.offline.models.options import ModelOptions
+from kvplan.offline.models.parallel import pipeline_stages
+from kvplan.offline.models.plan_input import ModelConfig, ReadLayers, read_layers
+
+#: Types of models whose positions are in time and space, whether their config says so or not.
+_ROTATED_IN_SPACE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What ranks hold.
+
+    Attributes:
+        by_stage: Bytes on a rank of each pipeline stage.
+        source: Where the sizes come from.
+        relative_error: How far off they may be.
+    """
+
+    by_stage: tuple[int, ...]
+    source: str
+    relative_error: float = 0.0
+
+
+def weights_on_ranks(
+    model: ModelConfig,
+    options: ModelOptions,
+    *,
+    total_bytes: int | None = None,
+    data_parallel_size: int = 1,
+    expert_parallel: bool = False,
+) -> Weights:
+    """What ranks hold of a model after loading.
+
+    The headers of the files beside the config are exact. Where there are none the config alone
+    says how large each tensor is; a size that is known in all is then divided in its proportions.
+
+    Args:
+        model: The model's config.
+        options: Engine options, of which the parallel sizes count.
+        total_bytes: Bytes of all weights, or None for what is found.
+        data_parallel_size: DP ranks.
+        expert_parallel: Whether whole experts are given to ranks.
+
+    Raises:
+        ModelError: A file is damaged, or the config says too little.
+    """
+    read = read_layers(model, options)
+    tensors, source, error = None, "the checkpoint's headers", 0.001
+    if total_bytes is None:
+        on_hub = model_on_hub(model.source)
+        path = Path(model.source)
+        if on_hub is not None:
+            total_bytes, source = hub_bytes(on_hub), "the Hub's index"
+        elif path.exists():
+            directory = snapshot_directory(path) if path.is_dir() else path.parent
+            tensors = checkpoint_tensors(directory)
+            if tensors is None and (directory / INDEX).is_file():
+                total_bytes, source = indexed_bytes(directory / INDEX), f"{INDEX}"
+    else:
+        source, error = "given", 0.0
+    by_config = tensors is None
+    if tensors is None:
+        tensors = _config_tensors(read)
+    places = _places(read, options, tensors, data_parallel_size, expert_parallel)
+    itemsize = ITEM_SIZES[read.dtype]
+    held = [bytes_on_rank(tensors, place, itemsize) for place in places]
+    if total_bytes is not None:
+        whole = sum(p.elements * (itemsize * 8 if p.bits is None else p.bits) for p in tensors) / 8
+        held = [int(size * total_bytes / whole) for size in held]
+        error = max(error, 0.005) if source != "given" else 0.0
+    elif by_config:
+        source, error = "the config", 0.005
+    if source != "given":
+        held = [
+            size + _made_after_loading(read, place, itemsize)
+            for size, place in zip(held, places, strict=True)
+        ]
+    return Weights(tuple(held), source, error)
+
+
+def _config_tensors(read: ReadLayers) -> list[Parameter]:
+    tensors = parameters(read.root, read.text, read.architecture, read.layers)
+    for view in (read.root, read.text):
+        config = view.values.get("quantization_config")
+        if isinstance(config, dict):
+            return quantized(tensors, config)
+    return tensors
+
+
+def _places(
+    read: ReadLayers,
+    options: ModelOptions,
+    tensors: list[Parameter],
+    data_parallel_size: int,
+    expert_parallel: bool,
+) -> list[Placement]:
+    """A rank of each pipeline stage."""
+    num_layers = read.layers.num_hidden_layers
+    stages = pipeline_stages(
+        num_layers, options.pipeline_parallel_size, options.pipeline_layer_partition
+    )
+    is_tied = not any("lm_head" in tensor.name for tensor in tensors)
+    return [
+        Placement(
+            tensor_parallel_size=options.tensor_parallel_size,
+            stage=stage,
+            num_layers=num_layers,
+            num_kv_heads=_kv_heads(read),
+            data_parallel_size=data_parallel_size,
+            expert_parallel=expert_parallel,
+            is_tied=is_tied,
+        )
+        for stage in stages
+    ]
+
+
+def _kv_heads(read: ReadLayers) -> int:
+    return 1 if read.layers.is_attention_free else read.text.num_kv_heads
+
+
+def _made_after_loading(read: ReadLayers, place: Placement, itemsize: int) -> int:
+    """Tables and copies that no checkpoint holds.
+
+    A rotary table spans all positions. Latent attention keeps the two halves of its projection from
+    the latent beside it, in the model's dtype.
+    Mirrors vllm/model_executor/layers/rotary_embedding and
+    vllm/model_executor/layers/attention/mla_attention.py::MLAAttention
+    .process_weights_after_loading (0.33).
+    """
+    text = read.text
+    latents = [
+        layer
+        for layer in read.layers.layers
+        if isinstance(layer, MLALayer) and layer.index in place.stage
+    ]
+    copies = 0
+    if latents:
+        width = (text.get("qk_nope_head_dim") or 0) + (text.get("v_head_dim") or 0)
+        heads = text.num_heads // place.tensor_parallel_size
+        copies = len(latents) * heads * width * (text.get("kv_lora_rank") or 0) * itemsize
+    return copies + _rotary_table(read) * itemsize
+
+
+def _rotary_table(read: ReadLayers) -> int:
+    """Elements of the tables of sines and cosines.
+
+    Linear scaling spans as many positions more, and positions in time and space four times as many;
+    layers with windows may turn at a base of their own, and have a table of their own.
+    """
+    text = read.text
+    positions = text.get("max_position_embeddings") or 0
+    rope = text.get("qk_rope_head_dim")
+    if not rope:
+        try:
+            head = text.head_size
+        except ValueError:
+            return 0
+        rope = int(head * (text.get("partial_rotary_factor") or 1))
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    tables = 1
+    if (scaling.get("rope_type") or scaling.get("type")) == "linear":
+        tables = scaling.get("factor") or 1
+    if text.model_type.startswith("gemma3"):
+        tables += 1
+    if "mrope_section" in scaling or read.root.model_type.startswith(_ROTATED_IN_SPACE):
+        tables = 4
+    return int(tables * positions * rope)

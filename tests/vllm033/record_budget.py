@@ -1,0 +1,311 @@
+"""Write what the real vLLM 0.33.0 allocates beside KV caches into tests/data/budget.
+
+Usage:
+    python tests/vllm033/record_budget.py              # every case of cases.json
+    python tests/vllm033/record_budget.py NAME...      # those whose model has one of these names
+
+A case is a config, parallel sizes and engine arguments. Of each this records, in bytes: the weights
+of a rank; and at some points (tokens and sequences of a step) what the model runner keeps
+from the start, the peak that vLLM measures, the peaks within the encoder, the forward pass and
+the sampler, and what stays behind. See profile_on_meta.py for how this runs without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+DATA = HERE.parent / "data" / "budget"
+CONFIGS = HERE.parents[1] / "kvplan"
+#: (batched tokens, sequences) of vLLM's three classes of GPU, and of a server for few users.
+POINTS = ((8192, 1024), (2048, 256), (16384, 1024), (8192, 16))
+
+
+def record(
+    config: dict[str, Any],
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    stage: int = 0,
+    engine_args: dict[str, Any] | None = None,
+    points: Any = POINTS,
+    multimodal: dict[str, Any] | None = None,
+    split_limit: int | None = 20 * 2**20,
+    watched: int = 0,
+) -> dict[str, Any]:
+    """The weights of TP rank 0 of a pipeline stage, and the memory of its steps."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "config.json").write_text(json.dumps(config))
+        return _record(
+            directory, tp, pp, stage, engine_args or {}, points, multimodal, split_limit, watched
+        )
+
+
+def _record(
+    directory: str,
+    tp: int,
+    pp: int,
+    stage: int,
+    engine_args: dict[str, Any],
+    points: Any,
+    multimodal: dict[str, Any] | None,
+    split_limit: int | None,
+    watched: int,
+) -> dict[str, Any]:
+    import profile_on_meta as meta
+    import stand_in_cuda as stand_in
+    import torch
+    import vllm.ir.op as ir_op
+    from caching_allocator import CachingAllocator
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.utils import (
+        initialize_model,
+        process_weights_after_loading,
+    )
+    from vllm.utils.torch_utils import set_default_torch_dtype
+    from vllm.v1.worker import workspace
+
+    allocator = CachingAllocator()
+    books = meta.Books(allocator)
+    meta.prepare(books)
+    if os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1":
+        import vllm.v1.worker.gpu.model_runner as runner_module
+    else:
+        import vllm.v1.worker.gpu_model_runner as runner_module
+    generator = torch.Generator
+    torch.Generator = lambda device=None: generator("cpu")
+    device = torch.device("meta")
+    stand_in._register_remote_config(directory)
+    vllm_config = EngineArgs(
+        model=directory,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        tensor_parallel_size=tp,
+        pipeline_parallel_size=pp,
+        distributed_executor_backend="mp" if tp * pp > 1 else None,
+        **{
+            "max_num_batched_tokens": max((tokens for tokens, _ in points), default=8192),
+            "max_num_seqs": max((sequences for _, sequences in points), default=256),
+            **engine_args,
+        },
+    ).create_engine_config()
+    stand_in._skip_tokenizer_tables()
+    stand_in.set_parallel_groups(tp, pp, stage, 1)
+    vllm_config.parallel_config.rank = stage * tp
+    ir_op._ENABLE_TORCH_WRAP = False
+    vllm_config.kernel_config.ir_op_priority.set_default()
+    workspace.init_workspace_manager(device)
+    with (
+        set_current_vllm_config(vllm_config),
+        device,
+        meta.RunOnMeta(),
+        torch.inference_mode(),
+        books,
+    ):
+        with set_default_torch_dtype(vllm_config.model_config.dtype):
+            model = initialize_model(vllm_config)
+            process_weights_after_loading(model, vllm_config.model_config, device)
+        gc.collect()
+        weights = allocator.requested
+        loader = types.SimpleNamespace(load_model=lambda **kwargs: model)
+        runner_module.get_model_loader = lambda *args, **kwargs: loader
+        result = {"weights": weights, "points": []}
+        scheduler = vllm_config.scheduler_config
+        for tokens, sequences in points:
+            scheduler.max_num_batched_tokens, scheduler.max_num_seqs = tokens, sequences
+            if multimodal:
+                scheduler.max_num_encoder_input_tokens = tokens
+                scheduler.encoder_cache_size = tokens
+            gc.collect()
+            allocator.empty_cache()
+            allocator.max_split_bytes = None
+            workspace.reset_workspace_manager()
+            workspace.init_workspace_manager(device)
+            before = allocator.allocated
+            runner = runner_module.GPUModelRunner(vllm_config, device)
+            runner.load_model()
+            gc.collect()
+            allocator.empty_cache()
+            start = allocator.allocated
+            phases = _phases(runner, allocator, start, multimodal, vllm_config, runner_module)
+            allocator.peak = start
+            allocator.max_split_bytes = split_limit
+            books.awaits_cublas = True
+            books.start_watching(watched)
+            runner.profile_run()
+            gc.collect()
+            point = {"tokens": tokens, "sequences": sequences, "buffers": start - before}
+            point |= {"peak": allocator.peak - start, "kept": allocator.allocated - start, **phases}
+            result["points"].append(point)
+            if watched:
+                point["at_peak"] = books.at_peak
+            del runner
+    return result
+
+
+def _phases(
+    runner: Any,
+    allocator: Any,
+    start: int,
+    multimodal: Any,
+    vllm_config: Any,
+    runner_module: Any,
+) -> dict[str, int]:
+    """A dict that fills with each phase's peak above the start while the runner profiles."""
+    phases: dict[str, int] = {}
+
+    def measure(owner: Any, name: str, phase: str) -> None:
+        inner = getattr(owner, name)
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            outer, allocator.phase_peak = allocator.phase_peak, allocator.allocated
+            out = inner(*args, **kwargs)
+            phases[phase] = max(phases.get(phase, 0), allocator.phase_peak - start)
+            allocator.phase_peak = max(outer, allocator.phase_peak)
+            return out
+
+        setattr(owner, name, measured)
+
+    if multimodal:
+        _describe_items(runner, runner_module, vllm_config, multimodal)
+        measure(runner.model, "embed_multimodal", "encoder")
+    measure(runner, "_dummy_run", "forward")
+    if getattr(runner, "sampler", None) is not None:
+        measure(runner, "_dummy_sampler_run", "sampler")
+    return phases
+
+
+def _describe_items(runner: Any, runner_module: Any, vllm_config: Any, described: Any) -> None:
+    """Stand in for the multimodal budget and the dummy items that a processor would make.
+
+    ``described`` holds the modality, an item's tokens, and the model's arguments for one item.
+    """
+    import torch
+
+    scheduler, limits = vllm_config.scheduler_config, vllm_config.model_config
+    modality, tokens = described["modality"], described["tokens"]
+    budget = max(scheduler.max_num_encoder_input_tokens, tokens)
+    of_prompt = max(1, limits.max_model_len // tokens)
+    count = max(1, min(budget // tokens, scheduler.max_num_seqs * of_prompt))
+
+    class Budget:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.mm_max_toks_per_item = {modality: tokens}
+            self.mm_max_items_per_batch = self.mm_max_items_per_prompt = {modality: count}
+            self.mm_limits = {modality: 999}
+            self.encoder_cache_size = self.encoder_compute_budget = budget
+
+        def get_encoder_budget(self) -> int:
+            return budget
+
+        def get_modality_with_max_tokens(self) -> str:
+            return modality
+
+        def get_dummy_encoder_profile_inputs(self, *args: Any, **kwargs: Any) -> Any:
+            return [(modality, None)] * count
+
+    def batch(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        out = {}
+        for name, entry in described["kwargs"].items():
+            if "value" in entry:
+                out[name] = torch.tensor(entry["value"] * count, device="cpu")
+                continue
+            shape = (count * entry["shape"][0], *entry["shape"][1:])
+            dtype = getattr(torch, entry.get("dtype", "bfloat16"))
+            out[name] = torch.empty(shape, dtype=dtype, device="meta")
+        return out
+
+    runner_module.MultiModalBudget = Budget
+    if hasattr(runner, "model_state"):
+        runner.model_state.encoder_runner.execute_mm_encoder = lambda inputs: list(
+            runner.model.embed_multimodal(**batch())
+        )
+    else:
+        runner._get_mm_dummy_batch = batch
+
+
+def import_what_all_need() -> None:
+    """Import vLLM once, so that the children need not."""
+    import profile_on_meta  # noqa: F401 - comes first, for it replaces what the others import
+    import vllm.engine.arg_utils
+    import vllm.model_executor.layers.fused_moe.layer
+    import vllm.model_executor.models.qwen2_moe
+    import vllm.v1.worker.gpu.model_runner
+    import vllm.v1.worker.gpu_model_runner  # noqa: F401
+
+
+def in_child(case: dict[str, Any]) -> dict[str, Any] | str:
+    """The recording of a case in a process of its own, or the error's text."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        try:
+            arguments = {k: v for k, v in case.items() if k not in ("model", "capability")}
+            answer = json.dumps(record(config_of(case["model"]), **arguments))
+        except BaseException as error:  # the parent names it
+            import traceback
+
+            frames = traceback.extract_tb(error.__traceback__)[-3:]
+            where = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames))
+            answer = json.dumps(f"{type(error).__name__}: {str(error)[:300]} ({where})")
+        with os.fdopen(write, "w") as pipe:
+            pipe.write(answer)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(text) if text else "the process ended"
+
+
+def config_of(model: str) -> dict[str, Any]:
+    """The config of a built-in name or of a file beside the cases."""
+    for path in CONFIGS.rglob(f"configs/{model}.json"):
+        return json.loads(path.read_text())
+    return json.loads((DATA / "configs" / f"{model}.json").read_text())
+
+
+def main() -> None:
+    """Record cases one by one."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--case", type=json.loads, help="record this one and print it")
+    arguments = parser.parse_args()
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
+    sys.path.insert(0, str(HERE))
+    import_what_all_need()
+
+    if arguments.case:
+        print(json.dumps(in_child(arguments.case), indent=1))
+        return
+    out = DATA / "recorded.json"
+    rows = json.loads(out.read_text()) if out.exists() else []
+    known = {json.dumps(row["case"], sort_keys=True): row for row in rows}
+    for case in json.loads((DATA / "cases.json").read_text()):
+        key = json.dumps(case, sort_keys=True)
+        named = case["model"] in arguments.names
+        if not named and (arguments.names or key in known):
+            continue
+        answer = in_child(case)
+        if isinstance(answer, str):
+            print(f"NOT RECORDED {key}: {answer}", flush=True)
+            continue
+        known[key] = {"case": case, **answer}
+        lines = ",\n".join(json.dumps(row) for row in known.values())
+        out.write_text(f"[\n{lines}\n]\n")
+        print(f"{key}: weights {answer['weights'] / 2**30:.3f} GiB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
