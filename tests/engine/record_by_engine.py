@@ -1,7 +1,7 @@
 """Record the KV cache specs that a running CPU engine of vLLM 0.32.0 registers for tiny models.
 
-Run in the engine's environment: ``python record_by_engine.py OUT_DIR [NAME...]``. Each model is a
-``config.json`` with random weights; what is written is its config and, per layer, the facts that
+Run in the engine's environment: ``python record_by_engine.py [NAME...]``. Each model is a
+``config.json`` with random weights; what is recorded is its config and, per layer, the facts that
 do not depend on the CPU's own attention backend.
 """
 
@@ -14,6 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from recordings import BY_ENGINE, recordings, write
 
 TINY: dict[str, Any] = {
     "hidden_size": 64,
@@ -139,16 +142,20 @@ def record(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Record every model, each in a process of its own."""
+    """Record every model, or those that are named, each in a process of its own."""
     if len(sys.argv) == 4 and sys.argv[1] == "--one":
-        Path(sys.argv[3]).write_text(json.dumps(record(sys.argv[2]), indent=1) + "\n")
+        Path(sys.argv[3]).write_text(json.dumps(record(sys.argv[2])))
         os._exit(0)
-    out = Path(sys.argv[1])
-    for name in sys.argv[2:] or MODELS:
-        command = [sys.executable, __file__, "--one", name, str(out / f"{name}.json")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = dict(recordings(BY_ENGINE))
+    for name in sys.argv[1:] or MODELS:
+        with tempfile.NamedTemporaryFile(suffix=".json") as out:
+            command = [sys.executable, __file__, "--one", name, out.name]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                found[name] = json.loads(Path(out.name).read_text())
         last = (done.stderr.strip().splitlines() or [""])[-1]
         print(name, "ok" if done.returncode == 0 else f"failed: {last}", flush=True)
+    write(BY_ENGINE, found)
 
 
 if __name__ == "__main__":

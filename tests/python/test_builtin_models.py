@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from recordings import recordings
 
 import kvplan
 from kvplan.offline import models
@@ -14,7 +15,6 @@ from kvplan.offline.models import ModelError, ModelOptions, config_file, config_
 
 KIB = 1024
 ROOT = Path(__file__).parents[2]
-REGISTERED = ROOT / "tests" / "data" / "registered"
 CONFIGS = ROOT / "kvplan" / "offline" / "models" / "configs"
 
 
@@ -222,10 +222,7 @@ def test_plans_without_transformers(name, monkeypatch):
 @pytest.mark.parametrize("name", models.builtin_models())
 def test_its_recording_is_of_its_config(name):
     """What vLLM registers for it: tests/python/test_models.py compares the recording."""
-    recorded = {path.stem for path in REGISTERED.glob(f"{name}-tp*.json")}
-    stem = f"{name}-tp2" if name == "phi-4" else f"{name}-tp4"  # 10 KV heads
-    assert stem in recorded
-    recording = json.loads((REGISTERED / f"{stem}.json").read_text())
+    recording = recordings("models")[f"{name}-tp{2 if name == 'phi-4' else 4}"]  # 10 KV heads
     assert recording["config"] == json.loads((CONFIGS / f"{name}.json").read_text())
 
 

@@ -3,16 +3,15 @@
 import json
 import math
 import subprocess
-from pathlib import Path
 
 import pytest
 from cli_runner import execute, execute_line, run, surroundings
+from recordings import recorded_config
 
 import kvplan
 from kvplan.offline.cli.failures import BAD_INPUT, BROKEN_PIPE, DOES_NOT_FIT, FITS
 
 LLAMA = ("llama-3.1-8b", "--memory", "30GiB")
-REGISTERED = Path(__file__).parents[1] / "data" / "registered"
 
 
 @pytest.mark.parametrize(
@@ -208,8 +207,7 @@ def test_dtypes_of_states(tmp_path):
 
 def test_block_size_of_states(tmp_path):
     config = tmp_path / "config.json"
-    recording = REGISTERED / "architectures" / "MambaForCausalLM.json"
-    config.write_text(json.dumps(json.loads(recording.read_text())["config"]))
+    config.write_text(json.dumps(recorded_config("MambaForCausalLM")))
     (spec,), _ = recorded(tmp_path, config, "--enable-prefix-caching", "--mamba-block-size", "64")
     assert spec["block_size"] == 64
     refused = run("plan", config, "--memory", "40GiB", "--mamba-block-size", "64")

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("kvplan.specs")
 
 from built_in_kinds import KINDS
+from recordings import BY_ENGINE, all_recordings, recorded_config, recordings
 
 from kvplan.offline import models
 from kvplan.offline.models import (
@@ -24,8 +25,7 @@ from kvplan.offline.models import (
 from kvplan.offline.models.drafter_method import speculative_method
 from kvplan.offline.models.registry import MTP_ARCHITECTURES
 
-DATA = Path(__file__).parents[1] / "data" / "registered"
-REGISTERED = sorted(DATA.rglob("*.json"))
+REGISTERED = all_recordings()
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -55,12 +55,10 @@ def options_of(fixture):
     return ModelOptions(device_capability=tuple(fixture["capability"]), **arguments)
 
 
-@pytest.mark.parametrize("path", REGISTERED, ids=lambda path: path.stem)
-def test_registers_what_vllm_registers(path):
-    fixture = json.loads(path.read_text())
-    plan_input = models.kv_cache_specs(
-        ModelConfig(fixture["config"], path.stem), options_of(fixture)
-    )
+@pytest.mark.parametrize("name", REGISTERED)
+def test_registers_what_vllm_registers(name):
+    fixture = REGISTERED[name]
+    plan_input = models.kv_cache_specs(ModelConfig(fixture["config"], name), options_of(fixture))
     tp = fixture["engine_args"].get("tensor_parallel_size", 1)
     assert len(plan_input.kv_cache_specs) == tp * len(fixture["workers"])
     for mine, theirs in zip(plan_input.kv_cache_specs[::tp], fixture["workers"], strict=True):
@@ -91,9 +89,7 @@ def test_documentation_says_how_every_architecture_was_verified():
     from_code = {name.strip() for row in rows for name in row[4].split(",")} - {"-"}
     assert recorded | from_code == set(models.known_architectures())
     assert not recorded & from_code
-    architectures = {
-        json.loads(path.read_text())["config"]["architectures"][0] for path in REGISTERED
-    }
+    architectures = {fixture["config"]["architectures"][0] for fixture in REGISTERED.values()}
     assert recorded == architectures
 
 
@@ -176,7 +172,7 @@ def test_tp_that_does_not_divide_the_mlps_is_refused():
 
 def test_models_of_another_mlp_width_are_left_to_vllm():
     planned({**THIRTY_HEADS, "intermediate_size": 11008, "num_experts": 8}, tensor_parallel_size=3)
-    molmo = json.loads((DATA / "architectures" / "MolmoForCausalLM.json").read_text())["config"]
+    molmo = recorded_config("MolmoForCausalLM")
     planned({**molmo, "intermediate_size": molmo["intermediate_size"] + 1}, tensor_parallel_size=2)
 
 
@@ -189,8 +185,7 @@ def test_what_vllm_does_not_replicate():
     with pytest.raises(ModelError, match=r"does not replicate its 8 KV heads.*got 16"):
         models.kv_cache_specs("gpt-oss-120b", ModelOptions(tensor_parallel_size=16))
     models.kv_cache_specs("gpt-oss-120b", ModelOptions(tensor_parallel_size=8))
-    path = next(path for path in REGISTERED if path.stem == "NemotronHForCausalLM")
-    config = json.loads(path.read_text())["config"]
+    config = recorded_config("NemotronHForCausalLM")
     with pytest.raises(ModelError, match=r"Mamba 2's groups \(8\) must be divisible by .*16"):
         planned(config, tensor_parallel_size=16)
     dory = {**LLAMA, "architectures": ["DoryForCausalLM"]}
@@ -352,7 +347,7 @@ def test_mtp_layers_are_not_guessed():
         planned(config, speculative_config={"method": "mtp", "num_speculative_tokens": 1})
     recorded = {
         fixture["config"]["architectures"][0]
-        for fixture in (json.loads(path.read_text()) for path in REGISTERED)
+        for fixture in REGISTERED.values()
         if fixture["engine_args"].get("speculative_config", {}).get("method") == "mtp"
     }
     alias = {"ExaoneMoEForCausalLM"}
@@ -551,10 +546,6 @@ def test_an_unquantized_cache_has_the_dtype_of_the_model():
         planned(LLAMA, kv_cache_dtype="bfloat16", dtype="float32")
     planned(LLAMA, kv_cache_dtype="bfloat16")
     planned(LLAMA, kv_cache_dtype="float16", dtype="float16")
-
-
-def recorded_config(architecture):
-    return json.loads((DATA / "architectures" / f"{architecture}.json").read_text())["config"]
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "JambaForCausalLM"])
@@ -777,13 +768,10 @@ def test_nothing_imports_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-BY_ENGINE = sorted((Path(__file__).parents[1] / "data" / "registered_by_engine").glob("*.json"))
-
-
-@pytest.mark.parametrize("path", BY_ENGINE, ids=lambda path: path.stem)
-def test_registers_what_a_running_engine_registers(path):
+@pytest.mark.parametrize("name", recordings(BY_ENGINE))
+def test_registers_what_a_running_engine_registers(name):
     """A whole CPU engine of vLLM 0.32.0 agrees, apart from what its own backend decides."""
-    recorded = json.loads(path.read_text())
+    recorded = recordings(BY_ENGINE)[name]
     (mine,) = planned(recorded["config"], max_model_len=1024).kv_cache_specs
     assert {name: type(spec).__name__ for name, spec in mine.items()} == {
         name: layer["kind"] for name, layer in recorded["layers"].items()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
-from pathlib import Path
 
 import pytest
+from recordings import recorded_config
 
 pytest.importorskip("kvplan.specs")
 
@@ -14,7 +13,6 @@ from kvplan.offline import models
 from kvplan.offline.models import ModelConfig, ModelError
 from kvplan.offline.models.registry import ARCHITECTURES
 
-DATA = Path(__file__).parents[1] / "data" / "registered" / "architectures"
 WRAPPERS = sorted(name for name, row in ARCHITECTURES.items() if row.wraps or row.delegates)
 
 #: One language model of each kind of cache, and some whose code reads other keys.
@@ -44,7 +42,7 @@ KINDS = (
 
 @cache
 def recorded(architecture):
-    config = json.loads((DATA / f"{architecture}.json").read_text())["config"]
+    config = recorded_config(architecture)
     return config.get("text_config", config)
 
 

@@ -1,18 +1,20 @@
-"""Write what the real vLLM 0.33.0 registers for a model into a JSON fixture.
+"""Record what the real vLLM 0.33.0 registers for a model, in tests/data/registered.
 
 Usage:
-    python tests/vllm033/record_registered.py              # regenerate every fixture
+    python tests/vllm033/record_registered.py              # every recording anew
     python tests/vllm033/record_registered.py NAME...      # some of them
-    python tests/vllm033/record_registered.py --config FILE --out FILE [--engine-args JSON]
+    python tests/vllm033/record_registered.py --add KIND NAME --config FILE [--engine-args JSON]
 
-A fixture holds the model's config, the engine arguments and the registered specs, so the tests
-that read it need neither vLLM nor torch. See stand_in_cuda.py for how vLLM runs without a GPU.
+A recording holds the model's config, the engine arguments and the registered specs, so the tests
+that read it need neither vLLM nor torch; `python tests/recordings.py NAME` shows one. See
+stand_in_cuda.py for how vLLM runs without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-FIXTURES = HERE.parent / "data" / "registered"
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+from recordings import KINDS, recordings, write  # noqa: E402
 
 
 def record(config: dict[str, Any], engine_args: dict[str, Any]) -> dict[str, Any]:
-    """Fixture content for one config.json and one set of engine arguments."""
-    sys.path.insert(0, str(HERE))
+    """A recording for one config.json and one set of engine arguments."""
     from stand_in_cuda import CAPABILITY, registered, spec_to_dict
 
     with tempfile.TemporaryDirectory() as directory:
@@ -73,56 +75,50 @@ def record(config: dict[str, Any], engine_args: dict[str, Any]) -> dict[str, Any
     }
 
 
-def dump(fixture: dict[str, Any], path: Path) -> None:
-    """Write a fixture with one layer and one spec a line."""
-    text = json.dumps(fixture, indent=1, sort_keys=False)
-    path.write_text(_join_short_lists(text) + "\n")
-
-
-def _join_short_lists(text: str) -> str:
-    import re
-
-    pattern = re.compile(r"\[\s+([^\[\]{}]*?)\s+\]")
-    for _ in range(2):
-        text = pattern.sub(lambda m: "[" + re.sub(r"\s*\n\s*", " ", m.group(1)) + "]", text)
-    return text
-
-
 def main() -> None:
-    """Regenerate fixtures, each in a process of its own."""
+    """Record anew what is named, or add a recording; each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--config", type=Path)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--add", metavar="KIND", choices=KINDS, help="add the one that is named")
+    parser.add_argument("--config", type=Path, help="its config.json")
     parser.add_argument("--engine-args", default="{}")
+    parser.add_argument("--capability", default="9.0", help="of the GPU")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.config is not None:
-        config = json.loads(arguments.config.read_text())
-        dump(record(config, json.loads(arguments.engine_args)), arguments.out)
+    if arguments.one:
+        asked = json.load(sys.stdin)
+        Path(asked["out"]).write_text(json.dumps(record(asked["config"], asked["engine_args"])))
         return
-    for path in sorted(FIXTURES.rglob("*.json")):
-        if arguments.names and path.stem not in arguments.names:
-            continue
-        fixture = json.loads(path.read_text())
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as config:
-            json.dump(fixture["config"], config)
-            config.flush()
-            capability = ".".join(str(part) for part in fixture["capability"])
-            subprocess.run(
-                [
-                    sys.executable,
-                    __file__,
-                    "--config",
-                    config.name,
-                    "--out",
-                    str(path),
-                    "--engine-args",
-                    json.dumps(fixture["engine_args"]),
-                ],
-                check=True,
-                env={**__import__("os").environ, "KVPLAN_STAND_IN_CAPABILITY": capability},
-            )
-        print(path.stem)
+    if arguments.add:
+        (name,) = arguments.names
+        asked = {
+            "config": json.loads(arguments.config.read_text()),
+            "engine_args": json.loads(arguments.engine_args),
+            "capability": arguments.capability.split("."),
+        }
+        write(arguments.add, {**recordings(arguments.add), name: in_a_process(asked)})
+        return
+    for kind in KINDS:
+        found = dict(recordings(kind))
+        for name in arguments.names or sorted(found):
+            if name in found:
+                found[name] = in_a_process(found[name])
+                print(name, flush=True)
+        write(kind, found)
+
+
+def in_a_process(asked: dict[str, Any]) -> dict[str, Any]:
+    """A recording of the config, engine arguments and GPU of another."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        capability = ".".join(map(str, asked["capability"]))
+        subprocess.run(
+            [sys.executable, __file__, "--one"],
+            input=json.dumps({**asked, "out": out.name}),
+            text=True,
+            check=True,
+            env={**os.environ, "KVPLAN_STAND_IN_CAPABILITY": capability},
+        )
+        return json.loads(Path(out.name).read_text())
 
 
 if __name__ == "__main__":

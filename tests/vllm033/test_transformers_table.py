@@ -1,11 +1,11 @@
 """The committed table of transformers' config classes is what those classes say."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from recordings import all_recordings
 
 from kvplan.offline.models.transformers_table import class_defaults
 
@@ -29,7 +29,6 @@ KEYS = (
     "mamba_expand",
     "num_nextn_predict_layers",
 )
-REGISTERED = Path(__file__).parents[1] / "data" / "registered"
 #: What the class makes of its default is not what a config with that default says.
 DERIVED = {
     ("bailing_hybrid", "head_dim"),  # the rotary part; docs/models.md
@@ -50,11 +49,7 @@ def model_types(value):
 
 
 RECORDED = sorted(
-    {
-        name
-        for path in REGISTERED.rglob("*.json")
-        for name in model_types(json.loads(path.read_text())["config"])
-    }
+    {name for found in all_recordings().values() for name in model_types(found["config"])}
 )
 
 
