@@ -316,3 +316,11 @@ def test_the_json_is_documented():
     part = page.partition("| field of `serve-line --json` |")[2]
     answer = json.loads(run("serve-line", "llama-3.1-8b", "--memory", "3GiB", "--json").stdout)
     assert sorted(re.findall(r"^\| `(\w+)` \|", part, re.M)) == sorted(answer)
+
+
+def test_an_option_is_planned_or_not_but_not_both():
+    """What `plan` takes under vLLM's name is never told as not planned."""
+    parameters = {parameter.name for parameter in plan_command.params} - {"quantization"}
+    for option in option_table().by_name.values():
+        if option.dest in parameters | set(_PARAMETERS):
+            assert option.is_planned, option

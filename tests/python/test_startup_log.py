@@ -507,3 +507,24 @@ def test_the_json_is_documented(name):
         assert documented("startup_log.md", "ranks[]") == sorted(rank)
     for part in (answer["refusal"], answer["plan"], *answer["findings"]):
         assert all(f"`{field}`" in page for field in part or {})
+
+
+def test_every_part_beside_its_prediction():
+    """Figures of a public log of vLLM 0.19: all parts are predicted from the line and the GPU."""
+    answer = log_json(LOGS / "v0.19-tp2-kubernetes.log", "--model", "llama-3.1-8b", "--gpu", "H100")
+    assert answer["not_predicted"] is None
+    for rank in answer["ranks"]:
+        found = {row["part"]: row for row in rank["predictions"]}
+        assert set(found) == {"weights", "non-torch", "peak activation", "KV cache"}
+        assert all(row["agrees"] for row in found.values())
+        assert found["weights"]["predicted"] == pytest.approx(7.51, abs=0.04)
+        assert found["peak activation"]["predicted"] == pytest.approx(1.89, abs=0.02)
+    args = (LOGS / "v0.19-tp2-kubernetes.log", "--model", "llama-3.2-3b", "--gpu", "H100")
+    other = log_json(*args)
+    found = {row["part"]: row for row in other["ranks"][0]["predictions"]}
+    assert not found["weights"]["agrees"]
+
+
+def test_why_nothing_is_predicted():
+    assert "0.19 and later" in log_json(LOGS / "v0.10.log", "--gpu", "H100")["not_predicted"]
+    assert "--gpu NAME" in log_json(LOGS / "v0.33-two-starts.log")["not_predicted"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import click
+
 import kvplan
 from kvplan.offline.budget.gpus import Gpu, find_gpu
 from kvplan.offline.cli.knobs import find_knobs, knobs_of_failure
-from kvplan.offline.cli.question import PlannerInput, Question
+from kvplan.offline.cli.log_prediction import Prediction, predictions
+from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question
 from kvplan.offline.serve_line import ServeLine, ServeLineError, deployment_values, written
 from kvplan.offline.startup_log import (
     Finding,
@@ -26,6 +30,8 @@ from kvplan.offline.startup_log import (
 
 VERSION = 1
 _GIB = 2**30
+#: vLLM before this version is not predicted.
+_FIRST_PREDICTED = (0, 19)
 #: Half of the last printed digit of a size.
 _ROUNDING_GIB = 0.005
 #: The figure of vLLM and the steady one differ when they do by more than this part.
@@ -141,9 +147,7 @@ class LogReport:
         if memory is None and self.start.refusal is None:
             return "the log does not say the memory for the KV cache"
         try:
-            model = self._options["model"]
-            line = self.line if model is None else dataclasses.replace(self.line, model=model)
-            values = {**deployment_values(line).values, "memory": "1GiB"}
+            values = {**deployment_values(self._line_here()).values, "memory": "1GiB"}
             if self.gpu is not None and self.gpu.capability is not None:
                 values["device_capability"] = ".".join(map(str, self.gpu.capability))
             with plan_command.make_context("plan", [], default_map=values) as ctx:
@@ -171,6 +175,43 @@ class LogReport:
         alike = len(sizes) < max(workers, 1) or len(set(sizes)) == 1
         chosen = [min(sizes)] if alike else sizes
         return [int((size + more_gib) * _GIB) for size in chosen]
+
+    @cached_property
+    def predictions(self) -> list[list[Prediction]] | str:
+        """What the memory of each rank is predicted to be, or why it is not."""
+        from kvplan.offline.cli.deployment_options import read_question
+        from kvplan.offline.cli.plan import command as plan_command
+
+        gpu, version = self._gpu_of_log(), _version(self.start.version)
+        if gpu is None:
+            return "the log does not say the GPU's memory; --gpu NAME tells it"
+        if version is not None and version < _FIRST_PREDICTED:
+            return "memory is predicted for vLLM 0.19 and later"
+        try:
+            values = dict(deployment_values(self._line_here()).values)
+            values.pop("memory", None)
+            values |= {"gpu": gpu} | ({} if version is None else {"vllm_version": version})
+            with plan_command.make_context("plan", [], default_map=values) as ctx:
+                question = read_question(ctx.params)
+            assert isinstance(question, ModelQuestion)
+            assert question.estimate is not None
+            budgets = question.estimate.budgets(question.model, question.options)
+        except (ValueError, NotImplementedError, click.ClickException) as error:
+            return str(error)
+        return [predictions(rank, found, budgets) for rank, found in self.sums]
+
+    def _gpu_of_log(self) -> Gpu | None:
+        """The GPU with the memory that the log says, whatever its name says."""
+        total = next((rank.total for rank, _ in self.sums if rank.total is not None), None)
+        if total is None:
+            return self.gpu
+        known = self.gpu or Gpu("", 0)
+        return dataclasses.replace(known, memory_bytes=int(total * _GIB))
+
+    def _line_here(self) -> ServeLine:
+        """The line with the model that stands for the log's."""
+        model = self._options["model"]
+        return self.line if model is None else dataclasses.replace(self.line, model=model)
 
     @cached_property
     def plan(self) -> kvplan.Plan | None:
@@ -244,6 +285,7 @@ class LogReport:
             "max_model_len": start.max_model_len,
             "max_concurrency": start.max_concurrency,
             "ranks": [self._rank_dict(i) for i in range(len(self.sums))],
+            "not_predicted": self.predictions if isinstance(self.predictions, str) else None,
             "plan": None if planned is None else _planned_dict(planned),
             "not_planned": self.question if isinstance(self.question, str) else None,
             "findings": [self._finding_dict(finding) for finding in self.findings],
@@ -253,6 +295,7 @@ class LogReport:
     def _rank_dict(self, index: int) -> dict[str, Any]:
         rank, found = self.sums[index]
         phases = self.phases[index]
+        predicted = [] if isinstance(self.predictions, str) else self.predictions[index]
         return {
             "name": rank.name,
             "total_gib": rank.total,
@@ -264,6 +307,7 @@ class LogReport:
             "closes": found.closes,
             "graphs_gib": rank.graphs,
             "suggested_bytes": rank.suggested_bytes,
+            "predictions": [dataclasses.asdict(p) | {"agrees": p.agrees} for p in predicted],
             "seconds": phases.seconds,
             "total_seconds": phases.total,
         }
@@ -276,6 +320,11 @@ class LogReport:
         if finding.gain_gib is None or self.tokens_per_gib is None:
             return None
         return int(finding.gain_gib * self.tokens_per_gib)
+
+
+def _version(text: str | None) -> tuple[int, int] | None:
+    match = re.match(r"(\d+)\.(\d+)", text or "")
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _planned_dict(planned: PlannedCapacity) -> dict[str, Any]:

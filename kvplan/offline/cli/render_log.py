@@ -28,6 +28,7 @@ def render_log(console: Console, report: LogReport) -> None:
         _memory_table(console, report)
         for line in _sum_lines(report):
             _say(console, line)
+        _prediction_table(console, report)
     for title, lines in (
         ("Capacity", _capacity_lines(report)),
         ("Found", _finding_lines(report)),
@@ -174,6 +175,29 @@ def _memory_table(console: Console, report: LogReport) -> None:
     hidden = len(report.sums) - len(sums)
     if hidden:
         _say(console, f"and {hidden} ranks more; --json has all of them")
+
+
+def _prediction_table(console: Console, report: LogReport) -> None:
+    """What is predicted for the first rank of each stage, beside what it logs."""
+    if isinstance(report.predictions, str):
+        _say(console, f"Not compared with a prediction: {report.predictions}")
+        return
+    by_stage = {
+        tuple(row.predicted for row in rows): (rank, rows)
+        for (rank, _), rows in reversed(list(zip(report.sums, report.predictions, strict=True)))
+    }
+    for rank, rows in reversed(by_stage.values()):
+        if not rows:
+            continue
+        who = f" of {rank.name}" if rank.name else ""
+        columns = [Column(f"predicted{who}, GiB", True), *map(Column, ("logged", "predicted"))]
+        table = FittingTable([*columns, Column("off"), Column("expected within")])
+        for row in rows:
+            off = row.predicted - row.logged
+            cells = (f"{row.logged:.2f}", f"{row.predicted:.2f}", f"{off:+.2f}")
+            table.add_row(row.part, *cells, f"{row.error:.2f}")
+        console.print()
+        table.print(console)
 
 
 def _requested_text(found: MemorySum) -> str:
