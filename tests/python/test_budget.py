@@ -44,6 +44,40 @@ def test_weights(row):
     assert weights.by_stage[case.get("stage", 0)] == pytest.approx(row["weights"], rel=0.01)
 
 
+def held(model, tp, **options):
+    """GiB of weights on a rank of the last stage."""
+    total = options.pop("total_bytes", None)
+    chosen = ModelOptions(tensor_parallel_size=tp, **options)
+    return weights_on_ranks(load(model), chosen, total_bytes=total).by_stage[-1] / GIB
+
+
+def test_a_drafter_is_held_by_the_last_stage():
+    # DeepSeek-R1's MTP layer: a decoder layer with all its experts in fp8, and a projection.
+    mtp = {"method": "mtp", "num_speculative_tokens": 1}
+    added = held("deepseek-r1", 8, speculative_config=mtp) - held("deepseek-r1", 8)
+    assert added == pytest.approx(256 * 3 * 7168 * 2048 / 8 / GIB, rel=0.2)
+    draft = {"method": "draft_model", "model": "llama-3.2-1b", "num_speculative_tokens": 3}
+    added = held("llama-3.1-70b", 4, speculative_config=draft) - held("llama-3.1-70b", 4)
+    assert added == pytest.approx(held("llama-3.2-1b", 4), abs=0.01)
+    ngram = {"method": "ngram", "num_speculative_tokens": 3}
+    assert held("llama-3.1-70b", 4, speculative_config=ngram) == held("llama-3.1-70b", 4)
+
+
+def test_a_known_size_is_divided_in_the_proportions_of_the_config():
+    # 688.6 GB is what DeepSeek-R1's index states, the MTP layer included, which is not loaded.
+    whole = held("deepseek-r1", 8, total_bytes=688_586_727_753)
+    assert whole == pytest.approx(held("deepseek-r1", 8), rel=0.005)
+
+
+def test_experts_on_ranks_as_a_whole():
+    model, options = load("mixtral-8x7b"), ModelOptions(tensor_parallel_size=16)
+    # Eight experts on sixteen ranks: a rank holds one, or a sixteenth of each of eight.
+    spread, whole = (
+        weights_on_ranks(model, options, expert_parallel=flag).by_stage[0] for flag in (False, True)
+    )
+    assert whole - spread == 32 * 3 * 14336 * 4096 * 2 // 2
+
+
 @pytest.mark.parametrize("row", RECORDED, ids=name)
 def test_activation(row):
     """Within 0.03 GiB where encoder or sampler rule; where the forward pass does, within 6 %."""

@@ -1,13 +1,16 @@
 """Write what the real vLLM 0.33.0 allocates beside KV caches into tests/data/budget.
 
 Usage:
-    python tests/vllm033/record_budget.py              # every case of cases.json
+    python tests/vllm033/record_budget.py              # again every case that is recorded
     python tests/vllm033/record_budget.py NAME...      # those whose model has one of these names
+    python tests/vllm033/record_budget.py --add CASE   # another one
+    python tests/vllm033/record_budget.py --case CASE  # print what would be recorded
 
-A case is a config, parallel sizes and engine arguments. Of each this records, in bytes: the weights
-of a rank; and at some points (tokens and sequences of a step) what the model runner keeps
-from the start, the peak that vLLM measures, the peaks within the encoder, the forward pass and
-the sampler, and what stays behind. See profile_on_meta.py for how this runs without a GPU.
+A case is JSON: the ``model`` (a built-in name, or that of a file in tests/data/budget/configs), and
+arguments of `record`; ``"runner": "v1"`` takes the older model runner. Of each case this records,
+in bytes: the weights of a rank; and at some points (tokens and sequences of a step) what the model
+runner keeps from the start, the peak that vLLM measures, the peaks within the encoder, the forward
+pass and the sampler, and what stays behind. See profile_on_meta.py for how this runs without a GPU.
 """
 
 from __future__ import annotations
@@ -18,13 +21,14 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 import types
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parent / "data" / "budget"
-CONFIGS = HERE.parents[1] / "kvplan"
+BUILT_IN = HERE.parents[1] / "kvplan" / "offline" / "models" / "configs"
 #: (batched tokens, sequences) of vLLM's three classes of GPU, and of a server for few users.
 POINTS = ((8192, 1024), (2048, 256), (16384, 1024), (8192, 16))
 
@@ -250,12 +254,11 @@ def in_child(case: dict[str, Any]) -> dict[str, Any] | str:
     child = os.fork()
     if child == 0:
         os.close(read)
+        arguments = {k: v for k, v in case.items() if k not in ("model", "runner")}
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(case.get("runner") != "v1"))
         try:
-            arguments = {k: v for k, v in case.items() if k not in ("model", "capability")}
             answer = json.dumps(record(config_of(case["model"]), **arguments))
         except BaseException as error:  # the parent names it
-            import traceback
-
             frames = traceback.extract_tb(error.__traceback__)[-3:]
             where = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames))
             answer = json.dumps(f"{type(error).__name__}: {str(error)[:300]} ({where})")
@@ -270,41 +273,40 @@ def in_child(case: dict[str, Any]) -> dict[str, Any] | str:
 
 
 def config_of(model: str) -> dict[str, Any]:
-    """The config of a built-in name or of a file beside the cases."""
-    for path in CONFIGS.rglob(f"configs/{model}.json"):
-        return json.loads(path.read_text())
-    return json.loads((DATA / "configs" / f"{model}.json").read_text())
+    """The config of a built-in name or of a file beside the recordings."""
+    built_in = BUILT_IN / f"{model}.json"
+    path = built_in if built_in.exists() else DATA / "configs" / f"{model}.json"
+    return json.loads(path.read_text())
 
 
 def main() -> None:
     """Record cases one by one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--case", type=json.loads, help="record this one and print it")
+    parser.add_argument("--add", type=json.loads, action="append", default=[])
+    parser.add_argument("--case", type=json.loads)
     arguments = parser.parse_args()
-    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
     sys.path.insert(0, str(HERE))
     import_what_all_need()
-
     if arguments.case:
-        print(json.dumps(in_child(arguments.case), indent=1))
+        print(json.dumps(in_child(arguments.case)))
         return
     out = DATA / "recorded.json"
-    rows = json.loads(out.read_text()) if out.exists() else []
-    known = {json.dumps(row["case"], sort_keys=True): row for row in rows}
-    for case in json.loads((DATA / "cases.json").read_text()):
-        key = json.dumps(case, sort_keys=True)
-        named = case["model"] in arguments.names
-        if not named and (arguments.names or key in known):
-            continue
+    rows = {json.dumps(row["case"]): row for row in json.loads(out.read_text())}
+    cases = arguments.add or [
+        row["case"]
+        for row in rows.values()
+        if not arguments.names or row["case"]["model"] in arguments.names
+    ]
+    for case in cases:
         answer = in_child(case)
         if isinstance(answer, str):
-            print(f"NOT RECORDED {key}: {answer}", flush=True)
+            print(f"NOT RECORDED {json.dumps(case)}: {answer}", flush=True)
             continue
-        known[key] = {"case": case, **answer}
-        lines = ",\n".join(json.dumps(row) for row in known.values())
+        rows[json.dumps(case)] = {"case": case, **answer}
+        lines = ",\n".join(json.dumps(row) for row in rows.values())
         out.write_text(f"[\n{lines}\n]\n")
-        print(f"{key}: weights {answer['weights'] / 2**30:.3f} GiB", flush=True)
+        print(f"{json.dumps(case)}: weights {answer['weights'] / 2**30:.3f} GiB", flush=True)
 
 
 if __name__ == "__main__":

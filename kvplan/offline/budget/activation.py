@@ -220,7 +220,8 @@ def shape_of(read: ReadLayers) -> ModelShape:
         encoder_bytes_per_token=bytes_per_token,
         has_states=any(isinstance(layer, StateLayer) for layer in layers.layers),
         encoder_item_tokens=item_tokens,
-        is_multimodal=text is not read.root and "ForCausalLM" not in read.architecture,
+        is_multimodal=layers.is_encoder_decoder
+        or (text is not read.root and "ForCausalLM" not in read.architecture),
     )
 
 

@@ -35,12 +35,14 @@ class Parameter:
         shape: Its shape as stored.
         bits: Bits of an element as stored, or None for those of the model's dtype.
         copies: How many such tensors there are.
+        padded_to: What kernels round a rank's part of an expert's width up to.
     """
 
     name: str
     shape: tuple[int, ...]
     bits: float | None = None
     copies: int = 1
+    padded_to: int = 1
 
     @property
     def elements(self) -> int:
@@ -63,7 +65,7 @@ def parameters(
         ModelError: A size is missing.
     """
     model = _Model(root, text, architecture, layers)
-    return [*model.language(), *_tower(root, text)]
+    return [*model.language(), *model.encoder(), *_tower(root, text)]
 
 
 def has_gate(architecture: str) -> bool:
@@ -112,6 +114,17 @@ class _Model:
         if not self.is_tied:
             yield Parameter("lm_head.weight", (vocabulary, self.hidden))
 
+    def encoder(self) -> Iterator[Parameter]:
+        """The encoder of a model that decodes speech."""
+        depth = self._first("encoder_layers") if self.layers.is_encoder_decoder else 0
+        width = self._first("encoder_ffn_dim", default=4 * self.hidden)
+        if depth:
+            hidden = self.hidden
+            yield Parameter("encoder.qkv.weight", (3 * hidden, hidden), copies=depth)
+            yield Parameter("encoder.out_proj.weight", (hidden, hidden), copies=depth)
+            yield Parameter("encoder.fc1.weight", (width, hidden), copies=depth)
+            yield Parameter("encoder.fc2.weight", (hidden, width), copies=depth)
+
     @property
     def is_tied(self) -> bool:
         for view in (self.root, self.text):
@@ -130,8 +143,10 @@ class _Model:
             yield from self._latent_attention(
                 has_indexer=any(getattr(mixer, "is_index_group_leader", False) for mixer in mixers)
             )
-        elif kinds - {StateLayer}:
-            yield from self._attention(index)
+        else:
+            for mixer in mixers:
+                if not isinstance(mixer, StateLayer):
+                    yield from self._attention(mixer)
         for mixer in mixers:
             if isinstance(mixer, StateLayer):
                 yield from self._state(mixer)
@@ -148,9 +163,8 @@ class _Model:
             width = self._first("intermediate_size_mlp", "intermediate_size", "ffn_hidden_size")
             yield from self._mlp("mlp", width or 4 * self.hidden)
 
-    def _attention(self, index: int) -> Iterator[Parameter]:
+    def _attention(self, layer: Layer) -> Iterator[Parameter]:
         hidden, heads = self.hidden, self.text.num_heads
-        layer = next(m for m in self.mixers[index] if not isinstance(m, StateLayer))
         head = getattr(layer, "head_size", self.text.head_size)
         value_head = getattr(layer, "head_size_v", None) or head
         kv_heads = getattr(layer, "num_kv_heads", self.text.num_kv_heads)

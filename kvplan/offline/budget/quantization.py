@@ -40,8 +40,9 @@ def quantized(parameters: Iterable[Parameter], config: Mapping[str, Any]) -> lis
         return not any(re.search(pattern, name) for pattern in ignored)
 
     expert_bits = {"fp4": 4 + 8 / 32}.get(str(config.get("expert_dtype")), bits)
+    padded_to = 64 if only_experts and bits == 4 + 8 / 32 else 1
     return [
-        replace(p, bits=expert_bits if _EXPERTS.search(p.name) else bits)
+        replace(p, bits=expert_bits if _EXPERTS.search(p.name) else bits, padded_to=padded_to)
         if bits is not None and p.bits is None and is_quantized(p.name)
         else p
         for p in parameters

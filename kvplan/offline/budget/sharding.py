@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.offline.budget.parameters import Parameter
 
@@ -83,7 +83,7 @@ def elements_on_rank(parameter: Parameter, place: Placement) -> float:
         owners = ranks * place.data_parallel_size
         if place.expert_parallel:
             return _largest_share(parameter, owners)
-        return elements / owners
+        return elements / owners * _padding(parameter, owners)
     if not _SPLIT.search(name) and not _KEY_VALUE.search(name):
         return elements
     if _KEY_VALUE.search(name):
@@ -97,9 +97,42 @@ def _largest_share(parameter: Parameter, owners: int) -> float:
     return parameter.elements / owners
 
 
+def _padding(parameter: Parameter, owners: int) -> float:
+    """By how much a rank's part of an expert's width grows."""
+    if parameter.padded_to == 1 or len(parameter.shape) < 2:
+        return 1
+    width = parameter.shape["down_proj" in parameter.name] / owners
+    return -(-width // parameter.padded_to) * parameter.padded_to / width
+
+
 def _vocabulary(parameter: Parameter, ranks: int) -> float:
     rows = -(-parameter.shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
     return parameter.elements / parameter.shape[0] * rows / ranks
+
+
+def mtp_tensors(parameters: Iterable[Parameter], num_layers: int) -> list[Parameter]:
+    """The layers that predict further tokens, which only a drafter loads.
+
+    Those of a checkpoint stand behind the last decoder layer or under ``mtp``. Where only the
+    config is known, such a layer is like the last one, with a projection in front.
+    """
+    tensors = list(parameters)
+    layers = [(p, _LAYER.search(p.name)) for p in tensors]
+    found = [
+        replace(p, name=p.name.replace("mtp.", "predictor."))
+        for p, layer in layers
+        if "mtp." in p.name or (layer is not None and int(layer[1]) >= num_layers)
+    ]
+    if found:
+        return found
+    last = [p for p, layer in layers if layer is not None and int(layer[1]) == num_layers - 1]
+    hidden = next((p.shape[-1] for p in tensors if _EMBEDDING.search(p.name)), 0)
+    return [*last, Parameter("eh_proj.weight", (hidden, 2 * hidden))]
+
+
+def stored_bytes(parameters: Iterable[Parameter], itemsize: int) -> float:
+    """Bytes of tensors as a checkpoint of the model's dtype stores them."""
+    return sum(p.elements * (itemsize * 8 if p.bits is None else p.bits) for p in parameters) / 8
 
 
 def bytes_on_rank(parameters: Iterable[Parameter], place: Placement, itemsize: int) -> int:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvplan.offline.budget.checkpoint import INDEX, checkpoint_tensors, hub_bytes, indexed_bytes
 from kvplan.offline.budget.parameters import Parameter, parameters
 from kvplan.offline.budget.quantization import quantized
-from kvplan.offline.budget.sharding import Placement, bytes_on_rank
-from kvplan.offline.models.config_file import model_on_hub, snapshot_directory
+from kvplan.offline.budget.sharding import Placement, bytes_on_rank, mtp_tensors, stored_bytes
+from kvplan.offline.models.config_file import builtin_models, model_on_hub, snapshot_directory
+from kvplan.offline.models.config_view import MAX_LAYERS, ConfigView
+from kvplan.offline.models.drafter_method import WITHOUT_CACHE, speculative_method
 from kvplan.offline.models.layers import MLALayer
 from kvplan.offline.models.options import ModelOptions
 from kvplan.offline.models.parallel import pipeline_stages
-from kvplan.offline.models.plan_input import ModelConfig, ReadLayers, read_layers
+from kvplan.offline.models.plan_input import ModelConfig, ReadLayers, load, read_layers
 
 #: Types of models whose positions are in time and space, whether their config says so or not.
 _ROTATED_IN_SPACE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
@@ -59,37 +61,66 @@ def weights_on_ranks(
         ModelError: A file is damaged, or the config says too little.
     """
     read = read_layers(model, options)
-    tensors, source, error = None, "the checkpoint's headers", 0.001
+    tensors, source, error = None, "given", 0.0
     if total_bytes is None:
-        on_hub = model_on_hub(model.source)
-        path = Path(model.source)
-        if on_hub is not None:
-            total_bytes, source = hub_bytes(on_hub), "the Hub's index"
-        elif path.exists():
-            directory = snapshot_directory(path) if path.is_dir() else path.parent
-            tensors = checkpoint_tensors(directory)
-            if tensors is None and (directory / INDEX).is_file():
-                total_bytes, source = indexed_bytes(directory / INDEX), f"{INDEX}"
-    else:
-        source, error = "given", 0.0
-    by_config = tensors is None
-    if tensors is None:
-        tensors = _config_tensors(read)
-    places = _places(read, options, tensors, data_parallel_size, expert_parallel)
+        tensors, total_bytes, source = _found(model)
+        error = 0.005 if tensors is None else 0.001
+    own = _config_tensors(read) if tensors is None else tensors
+    drafting = mtp_tensors(own, read.layers.num_hidden_layers)
+    places = _places(read, options, own, data_parallel_size, expert_parallel)
     itemsize = ITEM_SIZES[read.dtype]
-    held = [bytes_on_rank(tensors, place, itemsize) for place in places]
+    held = [bytes_on_rank(own, place, itemsize) for place in places]
     if total_bytes is not None:
-        whole = sum(p.elements * (itemsize * 8 if p.bits is None else p.bits) for p in tensors) / 8
+        in_checkpoint = [*own, *drafting] if _has_mtp(read.text) else own
+        whole = stored_bytes(in_checkpoint, itemsize)
         held = [int(size * total_bytes / whole) for size in held]
-        error = max(error, 0.005) if source != "given" else 0.0
-    elif by_config:
-        source, error = "the config", 0.005
     if source != "given":
         held = [
             size + _made_after_loading(read, place, itemsize)
             for size, place in zip(held, places, strict=True)
         ]
+    held[-1] += _drafter_bytes(options, drafting, places[-1], itemsize)
     return Weights(tuple(held), source, error)
+
+
+def _found(model: ModelConfig) -> tuple[list[Parameter] | None, int | None, str]:
+    """A checkpoint's tensors where their headers are here, else its size where an index says."""
+    on_hub = model_on_hub(model.source)
+    path = Path(model.source)
+    if on_hub is not None:
+        total = hub_bytes(on_hub)
+        return None, total, "the config" if total is None else "the Hub's index"
+    if model.source not in builtin_models() and path.exists():
+        directory = snapshot_directory(path) if path.is_dir() else path.parent
+        tensors = checkpoint_tensors(directory)
+        if tensors is not None:
+            return tensors, None, "the checkpoint's headers"
+        if (directory / INDEX).is_file():
+            return None, indexed_bytes(directory / INDEX), INDEX
+    return None, None, "the config"
+
+
+def _has_mtp(text: ConfigView) -> bool:
+    keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+    return any(isinstance(text.get(key), int) and text.get(key) > 0 for key in keys)
+
+
+def _drafter_bytes(
+    options: ModelOptions, drafting: list[Parameter], place: Placement, itemsize: int
+) -> int:
+    """What the drafter of a speculative config adds to the last stage."""
+    speculative = options.speculative_config
+    method = speculative_method(speculative) if speculative else "ngram"
+    if method in WITHOUT_CACHE:
+        return 0
+    assert speculative is not None
+    if method == "mtp":
+        everywhere = replace(place, stage=range(MAX_LAYERS), num_layers=MAX_LAYERS)
+        return bytes_on_rank(drafting, everywhere, itemsize)
+    own = {"speculative_config": None, "pipeline_parallel_size": 1, "max_model_len": None}
+    ranks = speculative.get("draft_tensor_parallel_size") or options.tensor_parallel_size
+    alone = options.replace(**own, pipeline_layer_partition=None, tensor_parallel_size=ranks)
+    return weights_on_ranks(load(str(speculative.get("model"))), alone).by_stage[0]
 
 
 def _config_tensors(read: ReadLayers) -> list[Parameter]:
@@ -97,7 +128,8 @@ def _config_tensors(read: ReadLayers) -> list[Parameter]:
     for view in (read.root, read.text):
         config = view.values.get("quantization_config")
         if isinstance(config, dict):
-            return quantized(tensors, config)
+            expert_dtype = read.root.get("expert_dtype") or read.text.get("expert_dtype")
+            return quantized(tensors, {"expert_dtype": expert_dtype, **config})
     return tensors
 
 
