@@ -27,7 +27,12 @@ import torch
 CAPABILITY = tuple(
     int(part) for part in os.environ.get("KVPLAN_STAND_IN_CAPABILITY", "9.0").split(".")
 )
-_EXTENSIONS = ("_C_stable_libtorch", "_moe_C_stable_libtorch", "cumem_allocator")
+_EXTENSIONS = (
+    "_C_stable_libtorch",
+    "_moe_C_stable_libtorch",
+    "_flashkda_C",
+    "cumem_allocator",
+)
 _OPTIONAL_PACKAGES = (
     "torchvision",
     "torchaudio",
@@ -36,7 +41,7 @@ _OPTIONAL_PACKAGES = (
     "mistral_common",
     "flashinfer",
     "cutlass",
-    "cuda",
+    "cuda.bindings",
 )
 _CAPABILITY_QUERIES = (
     "cutlass_scaled_mm_supports_block_fp8",
@@ -104,6 +109,13 @@ def _stub_attribute(self: Any, name: str) -> Any:
     return _StubType(name, (_StubBase,), {})
 
 
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent is not there
+        return False
+
+
 def _install_stubs() -> None:
     for name in _EXTENSIONS:
         sys.modules[f"vllm.{name}"] = types.ModuleType(f"vllm.{name}")
@@ -112,7 +124,7 @@ def _install_stubs() -> None:
     flash_attn.is_fa_version_supported = lambda version, *a: version in (2, 3)
     sys.modules["vllm.vllm_flash_attn"] = flash_attn
     sys.modules["vllm.vllm_flash_attn.flash_attn_interface"] = flash_attn
-    missing = tuple(p for p in _OPTIONAL_PACKAGES if importlib.util.find_spec(p) is None)
+    missing = tuple(p.partition(".")[0] for p in _OPTIONAL_PACKAGES if not _is_installed(p))
     sys.meta_path.append(_StubFinder(missing))
     for query in _CAPABILITY_QUERIES:
         setattr(torch.ops._C, query, lambda *a: True)
@@ -211,6 +223,7 @@ for _name in (n for n in dir(_processor) if n.startswith("cached_")):
 _import_utils.has_deep_gemm = lambda: True
 import vllm.utils.flashinfer as _flashinfer
 
+_flashinfer.has_flashinfer_sm90_nope_mla = lambda: True
 _flashinfer.supports_trtllm_attention = lambda *a, **k: CAPABILITY[0] == 10
 import vllm.model_executor.models.registry as _registry
 

@@ -55,7 +55,7 @@ def _row(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "architecture": given.facts["architecture"],
-        "family": question.model.family,
+        "family": question.model_input().family,
         "layers": sum(group.num_layers for group in plan.groups) if plan else None,
         "groups": len(plan.groups) if plan else None,
         "max_model_len": given.config.max_model_len,

@@ -92,8 +92,8 @@ class StateLayer(Layer):
         mamba_type: vLLM's name of its backend, in lower case.
         checkpoint_alignment: Tokens its prefill checkpoints are aligned to, or None where it
             exports none.
-        declares_checkpoints: Whether the spec carries a checkpoint block whatever the mode
-            (Mamba 2).
+        declared_alignment: Alignment of the checkpoint block that the spec carries whatever the
+            mode, in tokens, or None.
         tp_replicated: Whether every TP rank holds the whole state.
         backend: Name of its backend where ``mamba_type`` does not decide it.
     """
@@ -102,7 +102,7 @@ class StateLayer(Layer):
     dtypes: tuple[str, ...]
     mamba_type: str
     checkpoint_alignment: int | None = None
-    declares_checkpoints: bool = False
+    declared_alignment: int | None = None
     tp_replicated: bool = False
     backend: str | None = None
 

@@ -71,11 +71,6 @@ class ModelConfig:
         """
         return find_architecture(self.architectures)[0]
 
-    @property
-    def family(self) -> str:
-        """Name of the attention family."""
-        return find_architecture(self.architectures)[1].family_name
-
 
 @dataclass(frozen=True)
 class ModelPlanInput:
@@ -146,6 +141,7 @@ class ReadLayers:
         root: The whole config, ``hf_overrides`` applied.
         text: Its language model's part.
         architecture: Name of the architecture.
+        family: Name of the family that read it: for a wrapper, that of its language model.
         row: Its row of the table of architectures.
         layers: What the family says of the layers.
         dtype: The model's activation dtype.
@@ -154,6 +150,7 @@ class ReadLayers:
     root: ConfigView
     text: ConfigView
     architecture: str
+    family: str
     row: Architecture
     layers: ModelLayers
     dtype: str
@@ -170,8 +167,8 @@ def read_layers(model: ModelConfig, options: ModelOptions) -> ReadLayers:
     name, row = find_architecture(overridden.architectures)
     text = text_view(root)
     dtype = activation_dtype(root, text, options)
-    layers = _family_layers(name, row, root, text, options, dtype)
-    return ReadLayers(root, text, name, row, layers, dtype)
+    family, layers = _family_layers(name, row, root, text, options, dtype)
+    return ReadLayers(root, text, name, family, row, layers, dtype)
 
 
 def kv_cache_specs(
@@ -231,10 +228,10 @@ def kv_cache_specs(
     return ModelPlanInput(
         model=model,
         architecture=name,
-        family=architecture.family_name,
+        family=read.family,
         kv_cache_specs=workers,
         config=_planning_config(layers, resolution, layout),
-        backends=[backend.name for backend in resolution.backends],
+        backends=[b.published_name or b.name for b in resolution.backends],
         cache_dtype=resolution.cache_dtype,
         dtype=dtype,
         longest=(derived, source),
@@ -344,11 +341,11 @@ def _family_layers(
     text: ConfigView,
     options: ModelOptions,
     dtype: str,
-) -> ModelLayers:
+) -> tuple[str, ModelLayers]:
     if architecture.traits.single_stage and options.pipeline_parallel_size > 1:
         raise ModelError(f"vLLM does not run {name} in pipeline stages; give --pp 1")
     context, model = model_layers(name, architecture, root, text, options, dtype)
-    return with_drafter(context, model)
+    return context.family, with_drafter(context, model)
 
 
 def _num_heads(text: ConfigView, layers: ModelLayers) -> int:

@@ -18,6 +18,7 @@ from kvplan.offline.models.families.deepseek_v4 import deepseek_v4
 from kvplan.offline.models.families.deepseek_v41 import deepseek_v41
 from kvplan.offline.models.families.dense import dense
 from kvplan.offline.models.families.encoder_decoder import whisper
+from kvplan.offline.models.families.glm5_next import glm5_next
 from kvplan.offline.models.families.heads import (
     all_heads,
     dbrx_kv_heads,
@@ -45,6 +46,7 @@ from kvplan.offline.models.families.mamba import (
     pure_mamba,
     zamba2,
 )
+from kvplan.offline.models.families.minimax_m3 import minimax_m3
 from kvplan.offline.models.families.mla import mla
 from kvplan.offline.models.families.mtp import (
     by_layer_types,
@@ -90,11 +92,6 @@ class Architecture:
     prefix: str = ""
     wraps: str | None = None
     delegates: bool = False
-
-    @property
-    def family_name(self) -> str:
-        """Name of the family's module."""
-        return self.family.__module__.rpartition(".")[2]
 
     @property
     def layer_pattern(self) -> str:
@@ -286,6 +283,8 @@ def _table() -> dict[str, Architecture]:
         state_pattern="model.layers.{i}.self_attn",
     )
     add("WhisperForConditionalGeneration", whisper)
+    add("MiniMaxM3SparseForCausalLM", minimax_m3)
+    add("Glm5NextForCausalLM", glm5_next, state_pattern="model.layers.{i}.self_attn")
     for names, keys in _IGNORED_KEYS.items():
         change(names, ignored_keys=tuple(keys.split()))
     change("GptOssForCausalLM Param2MoEForCausalLM", replicates_kv_heads=False)
@@ -353,6 +352,8 @@ def _table() -> dict[str, Architecture]:
     )
     wrap("KimiVLForConditionalGeneration KimiK25ForConditionalGeneration", "DeepseekV3ForCausalLM")
     wrap("KimiK3ForConditionalGeneration", "KimiLinearForCausalLM")
+    wrap("MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3SparseForCausalLM")
+    wrap("Glm5NextForConditionalGeneration", "Glm5NextForCausalLM")
     wrap("BailingMoeV3VLForConditionalGeneration", "BailingMoeV3ForCausalLM")
     wrap("Qwen4ExpForConditionalGeneration", "Qwen4ExpForCausalLM")
     wrap("MuseGlimmerForConditionalGeneration", "MuseGlimmerForCausalLM", "")
@@ -513,6 +514,7 @@ def model_layers(
         )
     context = FamilyContext(
         architecture=name,
+        family=architecture.family.__module__.rpartition(".")[2],
         root=root,
         text=text,
         options=options,

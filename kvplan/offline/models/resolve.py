@@ -459,8 +459,11 @@ class Resolution:
 
     def _state_spec(self, layer: StateLayer) -> Any:
         checkpoints: dict[str, Any] = {}
-        if layer.declares_checkpoints:
-            checkpoints = {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": 1}
+        if layer.declared_alignment is not None:
+            checkpoints = {
+                "num_prefill_checkpoint_blocks": 1,
+                "prefill_checkpoint_alignment": layer.declared_alignment,
+            }
         elif layer.checkpoint_alignment is not None and self.checkpoint_alignment is not None:
             checkpoints = {
                 "num_prefill_checkpoint_blocks": 1,

@@ -37,6 +37,7 @@ class AttentionBackend:
         is_state: Whether it keeps a recurrent state instead of keys and values.
         is_selectable: Whether a user can choose it; the others belong to a layer.
         exact_block_sizes: Whether a block must be one of the sizes, not a multiple of one.
+        published_name: What vLLM calls it where two of its backends have one name, or None.
     """
 
     name: str
@@ -50,6 +51,7 @@ class AttentionBackend:
     is_state: bool = False
     is_selectable: bool = True
     exact_block_sizes: bool = False
+    published_name: str | None = None
 
     @property
     def supports_dcp(self) -> bool:
@@ -282,6 +284,8 @@ _BACKENDS = (
     _layer("DEEPSEEK_V41_INDEXER", (64,), layouts=_DSV4),
     _layer("DEEPSEEK_SPARSE_SWA", (MultipleOf(32),), preferred_block_size=256),
     _layer("CompressorBackend", (MultipleOf(1),)),
+    _layer("GLM5_NEXT_INDEXER", (128, 256), published_name="DEEPSEEK_V32_INDEXER"),
+    _layer("KPOOL_TAIL", (MultipleOf(1),), layouts=("BLHNC",)),
     _layer("MINIMAX_M3_SPARSE_INDEXER", (128,)),
     _layer("INKLING_SCONV_SWA", (MultipleOf(1),)),
     _layer("QWEN4_EXP_EXP_QSA_STATE", (MultipleOf(1),), layouts=("BLNHC", "BLHNC")),
@@ -291,6 +295,7 @@ _BACKENDS = (
     _layer("MAMBA2_ATTN", (MultipleOf(1),), is_state=True),
     _layer("SHORT_CONV_ATTN", (MultipleOf(1),), is_state=True),
     _layer("BAILING_LINEAR_ATTN", (MultipleOf(1),), is_state=True),
+    _layer("KIMI_K3_KDA", (MultipleOf(1),), is_state=True),
     _layer("GDN_ATTN", (MultipleOf(1),), is_state=True),
 )
 

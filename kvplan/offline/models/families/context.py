@@ -15,6 +15,7 @@ class FamilyContext:
 
     Attributes:
         architecture: Name of the architecture.
+        family: Name of the family's module.
         root: The whole config.
         text: The language model's part of it; the config itself where nothing is nested.
         options: The user's options.
@@ -25,6 +26,7 @@ class FamilyContext:
     """
 
     architecture: str
+    family: str
     root: ConfigView
     text: ConfigView
     options: ModelOptions

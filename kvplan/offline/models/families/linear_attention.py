@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from kvplan.offline.models.config_view import ConfigView
 from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.families.context import FamilyContext
 from kvplan.offline.models.families.mla import latent_size
 from kvplan.offline.models.families.states import (
+    flashkda_alignment,
     gated_delta_shapes,
     kda_shapes,
     linear_attention_shapes,
@@ -180,6 +182,8 @@ def bailing_v3(context: FamilyContext) -> ModelLayers:
 def kimi_linear(context: FamilyContext) -> ModelLayers:
     """Kimi delta attention, with latent attention at the layers the config names.
 
+    With a full-rank gate (Kimi K3), its states have a backend of their own.
+
     Mirrors vllm/models/kimi_k3/nvidia/model.py (0.33).
     """
     text, options = context.text, context.options
@@ -200,7 +204,17 @@ def kimi_linear(context: FamilyContext) -> ModelLayers:
         )
     dtypes = state_dtypes(options, context.dtype, ssm_dtype="float32")
     latent = [i + 1 not in kda_layers for i in range(num_layers)]
-    return _with_latent_layers(context, latent, shapes, dtypes, "gdn_attn", can_be_skipped=False)
+    model = _with_latent_layers(context, latent, shapes, dtypes, "gdn_attn", can_be_skipped=False)
+    if not linear.get("use_full_rank_gate", False):
+        return model
+    alignment = flashkda_alignment(context, linear)
+    layers = tuple(
+        replace(layer, backend="KIMI_K3_KDA", declared_alignment=alignment)
+        if isinstance(layer, StateLayer)
+        else layer
+        for layer in model.layers
+    )
+    return replace(model, layers=layers)
 
 
 def _with_latent_layers(

@@ -26,7 +26,7 @@ def _mamba2_layer(name: str, index: int, shapes: Shapes, dtypes: tuple[str, str]
         shapes=shapes,
         dtypes=dtypes,
         mamba_type="mamba2",
-        declares_checkpoints=True,
+        declared_alignment=1,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kvplan.offline.models.config_view import ConfigView
 from kvplan.offline.models.errors import ModelError
+from kvplan.offline.models.families.context import FamilyContext
 from kvplan.offline.models.options import ModelOptions
 from kvplan.offline.models.parallel import divide
 from kvplan.offline.packing import storage_dtype
@@ -65,6 +66,21 @@ def kda_shapes(
     channels = divide(3 * num_heads * head_dim, tp, "KDA's convolution size")
     heads = divide(num_heads, tp, "KDA's heads")
     return (conv_kernel - 1 + num_speculative, channels), (heads, head_dim, head_dim)
+
+
+def flashkda_alignment(context: FamilyContext, linear: ConfigView) -> int | None:
+    """Tokens that FlashKDA's prefill aligns its checkpoints to, or None where it does not run.
+
+    Mirrors vllm/models/kimi_k3/nvidia/kda.py::is_flashkda_supported (0.33), whose recurrent states
+    are float32.
+    """
+    runs = (
+        context.options.device_capability[0] in (9, 10, 12)
+        and linear.get("head_dim") == 128
+        and context.dtype == "bfloat16"
+        and linear.get("gate_lower_bound") is not None
+    )
+    return 16 if runs else None
 
 
 def linear_attention_shapes(tp: int, num_heads: int, head_dim: int) -> Shapes:

@@ -1,0 +1,111 @@
+"""GLM-5.3-Flash: Kimi delta attention, and sparse latents whose index keys are pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvplan import specs
+from kvplan.offline.models.errors import ModelError
+from kvplan.offline.models.families.context import FamilyContext
+from kvplan.offline.models.families.mla import indexer_head_size, latent_size
+from kvplan.offline.models.families.states import flashkda_alignment, kda_shapes, state_dtypes
+from kvplan.offline.models.layers import CustomLayer, Layer, MLALayer, ModelLayers, StateLayer
+
+_LINEAR, _SPARSE = "linear_attention", "deepseek_sparse_attention"
+#: The buffer of selected tokens is a multiple of this wide.
+_BUFFER = 128
+
+
+def glm5_next(context: FamilyContext) -> ModelLayers:
+    """Linear layers, and a latent with pooled index keys and a ring of the open pool's keys.
+
+    Mirrors vllm/models/glm5next/common/attention.py and kda.py (0.33).
+    """
+    text, options = context.text, context.options
+    if options.device_capability[0] != 9 or options.kv_cache_dtype not in ("auto", "bfloat16"):
+        raise ModelError(
+            f"{context.architecture} is planned for compute capability 9 and kv_cache_dtype auto "
+            f"or bfloat16; got {options.device_capability[0]}.{options.device_capability[1]} and "
+            f"{options.kv_cache_dtype!r}"
+        )
+    kinds = text.layer_types(text.num_layers)
+    if kinds is None or any(kind not in (_LINEAR, _SPARSE) for kind in kinds):
+        raise ModelError(f"{text.where}.layer_types must list {_LINEAR} or {_SPARSE} by layer")
+    return ModelLayers(
+        layers=tuple(layer for i, kind in enumerate(kinds) for layer in _layers(context, i, kind)),
+        num_hidden_layers=text.num_layers,
+        is_hybrid=True,
+        uses_mla=True,
+        page_kv_heads=1,
+        page_head_size=latent_size(text),
+        model_type=text.model_type,
+    )
+
+
+def _layers(context: FamilyContext, i: int, kind: str) -> Iterator[Layer]:
+    text, options = context.text, context.options
+    if kind == _LINEAR:
+        linear = text.section("linear_attn_config")
+        yield StateLayer(
+            name=context.state_name(i),
+            index=i,
+            shapes=kda_shapes(
+                context.tp,
+                linear.size("num_heads"),
+                linear.size("head_dim"),
+                linear.size("short_conv_kernel_size"),
+                options.num_speculative_tokens,
+            ),
+            dtypes=state_dtypes(options, context.dtype, ssm_dtype="float32"),
+            mamba_type="gdn_attn",
+            declared_alignment=flashkda_alignment(context, linear),
+        )
+        return
+    name, pool = context.name(i), text.size("index_kpool", minimum=2)
+    topk, indexer = text.size("index_topk"), f"{name.removesuffix('.attn')}.indexer"
+    yield _index_layer(f"{indexer}.k_cache", i, indexer_head_size(text), pool)
+    span = -(-(pool + options.num_speculative_tokens) // pool)
+    yield _tail_layer(
+        f"{indexer}.tail_cache", i, text.size("index_head_dim"), pool << (span - 1).bit_length()
+    )
+    yield MLALayer(
+        name=name,
+        index=i,
+        head_size=latent_size(text),
+        is_sparse=True,
+        topk_buffer_width=-(-(topk + pool - 1) // _BUFFER) * _BUFFER,
+        is_index_group_leader=True,
+    )
+
+
+def _index_layer(name: str, index: int, head_size: int, pool: int) -> CustomLayer:
+    """One key for each pool of tokens."""
+
+    def build(resolution: Any) -> specs.KVCacheSpec:
+        return specs.MLAAttentionSpec(
+            block_size=resolution.block_size,
+            num_kv_heads=1,
+            max_tp_shards=1,
+            head_size=head_size,
+            dtype="uint8",
+            tokens_per_state=pool,
+            cache_role=specs.SparseCacheRole.INDEXER,
+        )
+
+    return CustomLayer(name=name, index=index, backend="GLM5_NEXT_INDEXER", build=build)
+
+
+def _tail_layer(name: str, index: int, head_size: int, ring: int) -> CustomLayer:
+    """Keys and gate scores of the pool that is being filled."""
+    spec = specs.CircularBufferSpec(
+        block_size=ring,
+        num_kv_heads=2,
+        head_size=head_size,
+        head_size_v=0,
+        dtype="bfloat16",
+        dcp_sharded=False,
+    )
+    return CustomLayer(
+        name=name, index=index, backend="KPOOL_TAIL", build=lambda _: spec, is_final=True
+    )

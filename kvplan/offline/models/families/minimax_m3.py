@@ -1,0 +1,64 @@
+"""MiniMax M3: grouped-query attention, most of it to blocks that an index of keys selects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvplan import specs
+from kvplan.offline.models.errors import ModelError
+from kvplan.offline.models.families.context import FamilyContext
+from kvplan.offline.models.layers import AttentionLayer, CustomLayer, Layer, ModelLayers
+
+_CACHE_DTYPES = ("auto", "bfloat16")
+
+
+def minimax_m3(context: FamilyContext) -> ModelLayers:
+    """An index key beside the keys and values of every sparse layer.
+
+    Mirrors vllm/models/minimax_m3/nvidia/model.py and common/indexer.py (0.33).
+    """
+    text, options = context.text, context.options
+    if options.device_capability[0] != 9 or options.kv_cache_dtype not in _CACHE_DTYPES:
+        raise ModelError(
+            f"{context.architecture} is planned for compute capability 9 and kv_cache_dtype "
+            f"{' or '.join(_CACHE_DTYPES)}; got {options.device_capability[0]}."
+            f"{options.device_capability[1]} and {options.kv_cache_dtype!r}"
+        )
+    return ModelLayers(
+        layers=tuple(_layers(context)),
+        num_hidden_layers=text.num_layers,
+        page_kv_heads=text.num_kv_heads,
+        page_head_size=text.head_size,
+        model_type=text.model_type,
+    )
+
+
+def _layers(context: FamilyContext) -> Iterator[Layer]:
+    text = context.text
+    sparse = text.section("sparse_attention_config")
+    is_sparse = sparse.sizes("sparse_attention_freq", text.num_layers)
+    index_size = sparse.size("sparse_index_dim")
+    for i in range(text.num_layers):
+        if is_sparse[i]:
+            yield _index_layer(f"{context.name(i)}.index_cache", i, index_size, context.dtype)
+        yield AttentionLayer(
+            name=context.name(i),
+            index=i,
+            num_kv_heads=text.num_kv_heads,
+            head_size=text.head_size,
+            backend="MINIMAX_M3_SPARSE" if is_sparse[i] else None,
+        )
+
+
+def _index_layer(name: str, index: int, head_size: int, dtype: str) -> CustomLayer:
+    def build(resolution: Any) -> specs.KVCacheSpec:
+        return specs.MLAAttentionSpec(
+            block_size=resolution.block_size,
+            num_kv_heads=1,
+            head_size=head_size,
+            dtype=dtype,
+            cache_role=specs.SparseCacheRole.INDEXER,
+        )
+
+    return CustomLayer(name=name, index=index, backend="MINIMAX_M3_SPARSE_INDEXER", build=build)
