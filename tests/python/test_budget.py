@@ -6,15 +6,17 @@ import statistics
 from pathlib import Path
 
 import pytest
+from recordings import recordings
 
 from kvplan.offline.budget.activation import activation, shape_of
+from kvplan.offline.budget.budget import Deployment, memory_budgets
 from kvplan.offline.budget.cuda_graphs import capture_sizes
 from kvplan.offline.budget.gpus import Gpu, defaults_for, find_gpu, known_gpus
 from kvplan.offline.budget.quantization import weight_bits
 from kvplan.offline.budget.runner_buffers import runner_buffers
 from kvplan.offline.budget.weights import weights_on_ranks
 from kvplan.offline.models import ModelOptions, load
-from kvplan.offline.models.plan_input import read_layers
+from kvplan.offline.models.plan_input import ModelConfig, read_layers
 
 DATA = Path(__file__).parents[1] / "data" / "budget"
 RECORDED = json.loads((DATA / "recorded.json").read_text())
@@ -42,6 +44,20 @@ def test_weights(row):
     expert_parallel = case.get("engine_args", {}).get("enable_expert_parallel", False)
     weights = weights_on_ranks(model, options, expert_parallel=expert_parallel)
     assert weights.by_stage[case.get("stage", 0)] == pytest.approx(row["weights"], rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["models", "architectures", "drafters", "variants"])
+def test_whatever_is_planned_has_a_budget(kind):
+    for name, recorded in recordings(kind).items():
+        ranks = recorded["engine_args"].get("tensor_parallel_size", 1)
+        model, options = (
+            ModelConfig(recorded["config"], name),
+            ModelOptions(tensor_parallel_size=ranks),
+        )
+        weights = weights_on_ranks(model, options)
+        deployment = Deployment(find_gpu("H200"), utilization=0.92, max_num_seqs=256)
+        (budget,) = memory_budgets(model, options, deployment, weights)
+        assert all(part.bytes > 0 for part in budget.parts), name
 
 
 def held(model, tp, **options):
@@ -194,6 +210,7 @@ def test_capture_sizes():
         ({"quant_method": "gptq", "bits": 8, "group_size": 64, "sym": True}, 8 + 16 / 64),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "W4A16_AWQ"}}, 4 + 16 / 128),
         (
             {
                 "quant_method": "compressed-tensors",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvplan.offline.budget.parameters import has_gate, num_experts, tower_of
+from kvplan.offline.budget.parameters import has_gate, largest, num_experts, tower_of
 from kvplan.offline.models.config_view import ConfigView
 from kvplan.offline.models.layers import AttentionLayer, MLALayer, StateLayer
 from kvplan.offline.models.plan_input import ReadLayers
@@ -188,20 +188,14 @@ def shape_of(read: ReadLayers) -> ModelShape:
     """A model's sizes. Raises `ModelError` where the config lacks one."""
     text, layers = read.text, read.layers
     experts = num_experts(text) > 1
-    per_token = 0
-    for key in ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk"):
-        value = text.get(key)
-        if experts and isinstance(value, int):
-            per_token = value
-            break
+    keys = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk", "moe_k")
+    per_token = max(largest(text.get(key)) for key in keys) if experts else 0
     vocabulary = text.get("padded_vocab_size") or text.size("vocab_size")
-    width = text.get("moe_intermediate_size") or text.get("intermediate_size") or 0
-    shared = (
-        text.get("shared_expert_intermediate_size") or (text.get("n_shared_experts") or 0) * width
-    )
-    mlp = (
-        text.get("intermediate_size") or text.get("ffn_hidden_size") or 4 * text.size("hidden_size")
-    )
+    width = largest(text.get("moe_intermediate_size")) or largest(text.get("intermediate_size"))
+    shared = largest(text.get("shared_expert_intermediate_size"))
+    shared = shared or largest(text.get("n_shared_experts")) * width
+    mlp = largest(text.get("intermediate_size")) or largest(text.get("ffn_hidden_size"))
+    mlp = mlp or 4 * text.size("hidden_size")
     quantization = (read.root.values.get("quantization_config") or {}).get("quant_method")
     bytes_per_token, item_tokens = _encoder(read.root)
     return ModelShape(
@@ -246,7 +240,7 @@ def _state_elements(text: ConfigView, mamba_type: str) -> int:
 
     How often is what recordings show, 2.7 times of Mamba 2 and 4.3 of gated delta nets.
     """
-    if mamba_type == "gdn_attn":
+    if mamba_type == "gdn_attn" and text.get("linear_num_key_heads"):
         keys = text.size("linear_num_key_heads") * text.size("linear_key_head_dim")
         values = text.size("linear_num_value_heads") * text.size("linear_value_head_dim")
         return int(4.3 * 2 * (keys + values))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from math import prod
+from typing import Any
 
 from kvplan.offline.models.config_view import ConfigView
 from kvplan.offline.models.layers import CustomLayer, Layer, MLALayer, ModelLayers, StateLayer
@@ -73,11 +74,17 @@ def has_gate(architecture: str) -> bool:
     return not architecture.startswith(_WITHOUT_GATE)
 
 
+def largest(value: Any) -> int:
+    """A number, or the largest of a list with one for each layer or modality; 0 where none is."""
+    values = value if isinstance(value, list) else [value]
+    return max((v for v in values if isinstance(v, int) and not isinstance(v, bool)), default=0)
+
+
 def num_experts(text: ConfigView) -> int:
     """Experts of a layer that has some, or 0."""
     for key in ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"):
-        value = text.get(key)
-        if isinstance(value, int):
+        value = largest(text.get(key))
+        if value:
             return value
     return 0
 
@@ -100,8 +107,8 @@ class _Model:
 
     def _first(self, *keys: str, default: int = 0) -> int:
         for key in keys:
-            value = self.text.get(key)
-            if isinstance(value, int) and not isinstance(value, bool):
+            value = largest(self.text.get(key))
+            if value:
                 return value
         return default
 
@@ -152,13 +159,13 @@ class _Model:
                 yield from self._state(mixer)
         if self.pattern:
             if self.pattern[index] == "-":
-                yield from self._mlp("mlp", self.text.size("intermediate_size"))
+                yield from self._mlp("mlp", self._first("intermediate_size"))
             elif self.pattern[index] == "E":
                 yield from self._experts()
         elif self._has_experts(index):
             yield from self._experts()
             if self._is("Gemma4"):
-                yield from self._mlp("mlp", self.text.size("intermediate_size"))
+                yield from self._mlp("mlp", self._first("intermediate_size"))
         else:
             width = self._first("intermediate_size_mlp", "intermediate_size", "ffn_hidden_size")
             yield from self._mlp("mlp", width or 4 * self.hidden)
@@ -232,7 +239,7 @@ class _Model:
                 rows = 2 * inner + 2 * groups * state + heads
                 yield Parameter("mixer.in_proj.weight", (rows, hidden))
                 yield Parameter("mixer.out_proj.weight", (hidden, inner))
-            case "gdn_attn":
+            case "gdn_attn" if text.get("linear_num_key_heads"):
                 key = text.size("linear_num_key_heads") * text.size("linear_key_head_dim")
                 values = text.size("linear_num_value_heads")
                 value = values * text.size("linear_value_head_dim")

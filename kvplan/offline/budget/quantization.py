@@ -66,7 +66,11 @@ def weight_bits(config: Mapping[str, Any]) -> float | None:
         case "bitsandbytes":
             return 4 + 16 / 64 if config.get("load_in_4bit") else 8
         case "modelopt" | "modelopt_fp4":
-            algorithm = str(config.get("quant_algo") or "")
+            nested = config.get("quantization")
+            source = nested if isinstance(nested, dict) else config
+            algorithm = str(source.get("quant_algo") or "")
+            if "W4" in algorithm:
+                return 4 + 16 / (source.get("group_size") or 128)
             return 4 + 8 / 16 if "FP4" in algorithm or method == "modelopt_fp4" else 8
         case "compressed-tensors":
             return _compressed(config)
