@@ -10,7 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvplan.offline.budget.parameters import has_gate, largest, num_experts, tower_of
+from kvplan.offline.budget.parameters import (
+    has_gate,
+    is_multimodal,
+    largest,
+    num_experts,
+    tower_of,
+)
 from kvplan.offline.models.config_view import ConfigView
 from kvplan.offline.models.layers import AttentionLayer, MLALayer, StateLayer
 from kvplan.offline.models.plan_input import ReadLayers
@@ -24,6 +30,10 @@ _CUBLAS_BYTES = {True: 32 * MIB, False: 8320 << 10}
 #: vllm/model_executor/layers/attention/mla_attention.py::MLACommonMetadataBuilder
 #: .determine_chunked_prefill_workspace_size (0.33).
 _CACHED_CHUNK_TOKENS = 64 << 10
+#: Types of models that encode an image at its own resolution, and the tokens of the largest one
+#: that their processors allow.
+_ANY_RESOLUTION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+_LARGEST_IMAGE = 16384
 #: From this version on the V2 model runner.
 V2_RUNNER = (0, 31)
 
@@ -215,7 +225,7 @@ def shape_of(read: ReadLayers) -> ModelShape:
         has_states=any(isinstance(layer, StateLayer) for layer in layers.layers),
         encoder_item_tokens=item_tokens,
         is_multimodal=layers.is_encoder_decoder
-        or (text is not read.root and "ForCausalLM" not in read.architecture),
+        or (is_multimodal(read.root, text) and "ForCausalLM" not in read.architecture),
     )
 
 
@@ -269,6 +279,8 @@ def _encoder(root: ConfigView) -> tuple[int, int]:
     values = root.values.get("vision_config")
     vision = ConfigView(values if isinstance(values, dict) else {}, "vision_config")
     per_item = root.get("mm_tokens_per_image") or root.get("image_seq_length") or 0
+    if root.model_type.startswith(_ANY_RESOLUTION):
+        per_item = _LARGEST_IMAGE
     patch, image = vision.optional_size("patch_size"), vision.optional_size("image_size")
     patches = 4 if tower.mergers else 1
     if per_item and patch and image:

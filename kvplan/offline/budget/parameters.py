@@ -190,7 +190,7 @@ class _Model:
 
     def _latent_attention(self, *, has_indexer: bool) -> Iterator[Parameter]:
         text, hidden, heads = self.text, self.hidden, self.text.num_heads
-        rope, nope = text.size("qk_rope_head_dim"), text.size("qk_nope_head_dim")
+        rope, nope = text.size("qk_rope_head_dim", minimum=0), text.size("qk_nope_head_dim")
         value, latent = text.size("v_head_dim"), text.size("kv_lora_rank")
         rank = text.get("q_lora_rank")
         if rank:
@@ -321,16 +321,21 @@ class Tower:
     mergers: int = 0
 
 
+def is_multimodal(root: ConfigView, text: ConfigView) -> bool:
+    """Whether a model takes more than text."""
+    return text is not root or isinstance(root.values.get("vision_config"), dict)
+
+
 def tower_of(root: ConfigView) -> Tower | None:
     """The vision tower that a config describes, or that models of its type are published with."""
     values = root.values.get("vision_config")
     if isinstance(values, dict):
         vision = ConfigView(values, "vision_config")
-        depth, hidden = (vision.optional_size(key) for key in ("num_hidden_layers", "hidden_size"))
-        depth, width = (
-            depth or vision.optional_size("depth"),
-            vision.optional_size("intermediate_size"),
-        )
+        depth = vision.optional_size("num_hidden_layers") or vision.optional_size("depth")
+        hidden = vision.optional_size("embed_dim") or vision.optional_size("hidden_size")
+        width = vision.optional_size("intermediate_size")
+        if hidden and width is None:
+            width = int(hidden * (vision.get("mlp_ratio") or 0))
         if depth and hidden and width:
             gated = vision.values.get("hidden_act") in ("silu", "swiglu")
             return Tower(depth, hidden, width, gated, int("spatial_merge_size" in values))
@@ -344,7 +349,7 @@ def _usual_towers() -> dict[str, Tower]:
 
 
 def _tower(root: ConfigView, text: ConfigView) -> Iterator[Parameter]:
-    tower = tower_of(root) if text is not root else None
+    tower = tower_of(root) if is_multimodal(root, text) else None
     if tower is None:
         return
     hidden, width, depth = tower.hidden, tower.width, tower.depth
