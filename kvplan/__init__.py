@@ -1,12 +1,20 @@
 """KV cache planner and block pool for large language model servers."""
 
 try:
-    from kvplan import _core  # noqa: F401
+    from kvplan import _core
 except ImportError as error:
-    raise ImportError(
-        "kvplan's compiled module kvplan._core is missing or was built for another Python; "
-        f"reinstall kvplan ({error})"
-    ) from error
+    from pathlib import Path
+
+    from kvplan._source_tree import installed_core
+
+    _installed = installed_core(Path(__file__).parent)
+    if _installed is None:
+        raise ImportError(
+            "kvplan's compiled module kvplan._core is missing or was built for another Python; "
+            f"reinstall kvplan (in the source tree: pip install .) ({error})"
+        ) from error
+    __path__.append(str(_installed))
+    from kvplan import _core  # noqa: F401
 
 from kvplan import _moved, builder, config, planning, specs
 from kvplan._core import (

@@ -7,9 +7,15 @@ them, not from what kvplan knows of vLLM.
 
 from __future__ import annotations
 
+import ast
+import functools
+import hashlib
 import importlib
+import inspect
+import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -57,6 +63,24 @@ class Known:
         self._registered = -1
         self._registry_reason: str | None = None
         self._replaced_before = _find_foreign(vllm, used, watched)
+        self.fingerprinted = [*used.values(), *watched]
+
+    @functools.cached_property
+    def unknown(self) -> str | None:
+        """What in this vLLM's planner is written otherwise than in each known release, if anything.
+
+        Its version number does not count: a fork or a release candidate may have the known
+        functions, and a patched release has others.
+        """
+        here = fingerprints(self.fingerprinted)
+        differing = {
+            release: [name for name, digest in here.items() if table.get(name) != digest]
+            for release, table in known_functions().items()
+        }
+        release = min(differing, key=lambda name: len(differing[name]))
+        if not differing[release]:
+            return None
+        return f"{differing[release][0]} is not that of vLLM {release}"
 
     def why_not(
         self, vllm_config: Any, *, grouping: bool = False, builders: tuple[type, ...] = ()
@@ -123,6 +147,42 @@ class Known:
                     f"not as {expected or 'nothing'}"
                 )
         return None
+
+
+def known_functions() -> dict[str, dict[str, str]]:
+    """The fingerprints of each known release; scripts/make_known_functions.py writes them."""
+    path = Path(__file__).with_name("known_functions.json")
+    table: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
+    return table
+
+
+def fingerprints(values: Iterable[Any]) -> dict[str, str]:
+    """What functions and classes of vLLM say in their source, comments left out, by name."""
+    by_module: dict[str, dict[str, str]] = {}
+    found = {}
+    for value in values:
+        value = inspect.unwrap(value)
+        module = getattr(value, "__module__", None) or ""
+        # HiSparse is planned by vLLM.
+        if not module.startswith("vllm.") or module.startswith("vllm.v1.hisparse"):
+            continue
+        if module not in by_module:
+            by_module[module] = _definitions(inspect.getsource(sys.modules[module]))
+        text = by_module[module].get(value.__name__, "")
+        found[f"{module}.{value.__name__}"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return found
+
+
+def _definitions(source: str) -> dict[str, str]:
+    lines = source.splitlines()
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            own = [line.rstrip() for line in lines[first - 1 : node.end_lineno]]
+            own = [line for line in own if line and not line.lstrip().startswith("#")]
+            found[node.name] = "\n".join(own)
+    return found
 
 
 def _module(name: str) -> Any:

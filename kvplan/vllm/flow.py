@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from kvplan import _core
 from kvplan.vllm import conversion, grouping, record, report, verify
-from kvplan.vllm.decide import TESTED_VERSIONS, Known, StepAside
+from kvplan.vllm.decide import Known, StepAside
 from kvplan.vllm.detect import Vllm
 from kvplan.vllm.options import Options
 from kvplan.vllm.patch import Patch, stock
@@ -67,11 +67,22 @@ class Flow:
         self.planner = _core.VllmPlanner(
             conversion.describe(vllm.interface, before_033=vllm.before_033)
         )
-        self.verify = options.verify
-        if self.verify is None:
-            self.verify = vllm.version not in TESTED_VERSIONS
         self.builders: tuple[type, ...] = ()
         self._closed = False
+
+    @functools.cached_property
+    def verify(self) -> bool:
+        """Whether each plan is compared with vLLM's, whose result is then used."""
+        if self.options.verify is not None:
+            return self.options.verify
+        unknown = self.known.unknown
+        if unknown is None:
+            return False
+        report.once(
+            logging.INFO,
+            f"vLLM {self.vllm.version}: {unknown}, so each plan is compared with vLLM's",
+        )
+        return True
 
     def close(self) -> None:
         """Leave every later call to vLLM: functions of other plugins may hold on to kvplan's."""

@@ -20,7 +20,7 @@ class Options:
     flow: bool
     block_pool: bool
     verify: bool | None
-    """None: where this vLLM is not one that kvplan was tested with."""
+    """None: where this vLLM's planner is written otherwise than those that kvplan knows."""
     record: str
     grouping: dict[str, Any]
     """Keywords of :class:`kvplan.PlanningConfig`; none for vLLM's own grouping."""

@@ -23,7 +23,7 @@ from vllm.v1.core import kv_cache_planning as planning
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 import kvplan.vllm
-from kvplan.vllm import plugin, report, verify
+from kvplan.vllm import decide, plugin, report, verify
 from kvplan.vllm.flow import stock_mode
 
 PACKAGES = Path(kvplan.__file__).resolve().parents[1]  # of the kvplan under test
@@ -115,10 +115,27 @@ def test_verification_of_a_right_result_is_silent(monkeypatch, warnings):
     assert not warnings()
 
 
-def test_a_version_that_was_not_tested_is_verified(monkeypatch):
-    monkeypatch.setattr(vllm, "__version__", "0.33.1")
+def test_a_fork_with_the_known_functions_is_not_verified(monkeypatch):
+    monkeypatch.setattr(vllm, "__version__", "0.33.1rc2")
     kvplan.vllm.install()
-    assert kvplan.vllm.installed_flow().verify
+    assert not kvplan.vllm.installed_flow().verify
+    assert_vllms_plan()
+
+
+@pytest.mark.parametrize("name", ["MambaSpec", "_auto_fit_max_model_len"])
+def test_a_release_with_another_function_is_verified(monkeypatch, warnings, name):
+    """Whatever its version says; a fingerprint of a function that it calls is enough."""
+    definitions = decide._definitions
+    monkeypatch.setattr(
+        decide,
+        "_definitions",
+        lambda source: {n: t + (n == name) * " " for n, t in definitions(source).items()},
+    )
+    kvplan.vllm.install()
+    assert dropin.difference(REQUEST) is None
+    assert kvplan.vllm.stats()["verified"] == 2
+    (line,) = warnings(logging.INFO)
+    assert f"{name} is not that of vLLM 0.33.0, so each plan is compared" in line
     kvplan.vllm.uninstall()
     monkeypatch.setenv("KVPLAN_VERIFY", "0")
     kvplan.vllm.install()
