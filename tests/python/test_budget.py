@@ -152,6 +152,12 @@ def test_buffers(row):
         ("Tesla V100-SXM2-32GB", "V100"),
         ("AMD Instinct MI300X", "MI300X"),
         ("H100 MIG 3g.40gb", "H100-3g.40gb"),
+        ("NVIDIA A100 80GB PCIe", "A100"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA H100 PCIe", "H100"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA GH200 480GB", "GH200"),
         *((gpu, gpu) for gpu in ("H20", "H100-NVL", "GH200", "GB200", "B300", "A10", "A40", "L20")),
     ],
 )

@@ -174,6 +174,8 @@ def _parts(
     relative = _ACTIVATION_ERROR[step.ruled_by]
     if step.ruled_by == "forward" and shape.has_states:
         relative = 0.25
+    if shape.is_multimodal:
+        relative = max(relative, 0.05)
     release = ".".join(map(str, version))
     parts = [
         Part(

@@ -10,8 +10,11 @@ from functools import cache
 from importlib import resources
 
 _GIB = 2**30
-#: Words of a product's name that tell nothing.
-_VENDORS = re.compile(r"nvidia|geforce|tesla|amd|instinct|radeon|mig")
+#: Words of a product's name that tell nothing of its memory: vendors, boards, generations.
+_IDLE_WORDS = re.compile(
+    r"nvidia|geforce|tesla|amd|instinct|radeon|blackwell|generation|workstationedition|workstation"
+    r"|serveredition|maxq|sxm\d?|pcie|oam|hbm\d?e?|mig"
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def known_gpus() -> list[str]:
 
 
 def _key(name: str) -> str:
-    return _VENDORS.sub("", re.sub(r"[^a-z0-9.]", "", name.lower()))
+    return _IDLE_WORDS.sub("", re.sub(r"[^a-z0-9.]", "", name.lower()))
 
 
 @cache
