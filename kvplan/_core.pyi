@@ -47,6 +47,7 @@ __all__: list[str] = [
     "PageSizeError",
     "Plan",
     "PlanningConfig",
+    "PlanningError",
     "RSWASpec",
     "SinkFullAttentionSpec",
     "SlicedBlockPool",
@@ -125,27 +126,32 @@ class DeviceError(RuntimeError):
 
     ...
 
-class InconsistentSpec(ValueError, AssertionError):
+class PlanningError(Exception):
+    """What every refusal of the planner is, whatever else it is."""
+
+    ...
+
+class InconsistentSpec(PlanningError, ValueError, AssertionError):
     """A spec contradicts itself."""
 
     ...
 
-class InvalidArgument(ValueError):
+class InvalidArgument(PlanningError, ValueError):
     """A value that cannot be planned with."""
 
     ...
 
-class LayoutError(ValueError):
+class LayoutError(PlanningError, ValueError):
     """The layout cannot express the model's pages."""
 
     ...
 
-class MergeError(AssertionError):
+class MergeError(PlanningError, AssertionError):
     """Specs of one group do not belong together."""
 
     ...
 
-class NotEnoughMemory(ValueError):
+class NotEnoughMemory(PlanningError, ValueError):
     """One request of the planned length does not fit. Attributes: worker, needed_bytes, available_bytes, max_model_len, estimated_max_len, max_in_flight_tokens."""
 
     worker: int
@@ -155,12 +161,12 @@ class NotEnoughMemory(ValueError):
     estimated_max_len: int
     max_in_flight_tokens: int
 
-class Overflow(ValueError, OverflowError):
+class Overflow(PlanningError, ValueError, OverflowError):
     """Integer arithmetic left the 64-bit range."""
 
     ...
 
-class Unsupported(NotImplementedError):
+class Unsupported(PlanningError, NotImplementedError):
     """Something that neither vLLM nor kvplan does."""
 
     ...

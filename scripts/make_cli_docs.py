@@ -1,13 +1,16 @@
-"""Write the synopses and tables of options in docs/cli.md anew, from the commands themselves.
+"""Write the generated parts of docs/cli.md and docs/json.md anew.
 
-Between ``<!-- options of kvplan NAME -->`` and ``<!-- end -->`` stands what this script writes; a
-test compares the two.
+Between ``<!-- options of kvplan NAME -->`` and ``<!-- end -->`` of the one stand a command's
+synopsis and options; between ``<!-- answers -->`` and ``<!-- end -->`` of the other the tables of
+docs/answers.schema.json. A test compares the two.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,6 +18,9 @@ from kvplan.offline.cli.app import app
 from kvplan.offline.cli.param_types import Name
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
+JSON_PAGE = PAGE.with_name("json.md")
+SCHEMA = PAGE.with_name("answers.schema.json")
+ANSWERS = re.compile(r"(<!-- answers -->\n).*?(<!-- end -->)", re.S)
 SECTION = re.compile(r"(<!-- options of kvplan ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 #: Stands for the options that several commands have in common.
 DEPLOYMENT = "MODEL"
@@ -88,5 +94,33 @@ def documented(text: str) -> list[str]:
     return [match[2] for match in SECTION.finditer(text)]
 
 
+def answers(text: str) -> str:
+    """The page of JSON answers with its tables written anew."""
+    definitions = json.loads(SCHEMA.read_text())["$defs"]
+
+    def link(reference: dict[str, Any]) -> str:
+        title = definitions[reference["$ref"].rpartition("/")[2]]["title"]
+        return f"[{title.lower()}](#{title.lower().replace(' ', '-')})"
+
+    def field(name: str, schema: dict[str, Any], required: list[str]) -> str:
+        options = [schema, schema.get("items", {}), *schema.get("anyOf", [])]
+        links = [f": {link(option)}" for option in options if "$ref" in option]
+        absent = "" if name in required else " (may be absent)"
+        meaning = f"{schema['description']}{''.join(links)}{absent}"
+        return f"| `{name}` | {schema.get('unit', '')} | {meaning} |"
+
+    parts = []
+    for definition in definitions.values():
+        parts.append(f"## {definition['title']}\n")
+        if definition["type"] == "array":
+            parts.append(f"A list of {link(definition['items'])}.\n")
+            continue
+        fields = definition["properties"].items()
+        rows = [field(name, schema, definition["required"]) for name, schema in fields]
+        parts.append("\n".join(["| field | unit | meaning |", "|---|---|---|", *rows, ""]))
+    return ANSWERS.sub(lambda match: match[1] + "\n" + "\n".join(parts) + "\n" + match[2], text)
+
+
 if __name__ == "__main__":
     PAGE.write_text(updated(PAGE.read_text()))
+    JSON_PAGE.write_text(answers(JSON_PAGE.read_text()))

@@ -20,14 +20,6 @@ RESULTS = ROOT / "benchmarks/results/bench.json"
 DOCUMENTS = ("README.md", "docs/block_pool.md", "docs/benchmarks.md")
 PLACE = re.compile(r"(<!-- figures: ([a-z_]+) -->\n).*?(<!-- end of figures -->)", re.S)
 
-POOL_ROWS = (
-    "construct 200,000",
-    "allocate + free, n = 1",
-    "allocate + free, n = 8",
-    "allocate + free, n = 1000",
-    "lookup, hit in a popular prefix",
-    "lookup, hit",
-)
 POOL_SIDES = {"vllm": "vLLM", "drop_in": "block objects", "native": "arrays", "cpp": "C++"}
 PLAN_SIDES = {
     "vllm": "vLLM",
@@ -70,31 +62,24 @@ def machine(report: Report) -> str:
     )
 
 
-def ratios_by_workers(report: Report, sides: dict[str, str]) -> str:
-    """Planning in multiples of vLLM's speed, models by workers; a line for each side."""
-    rows = rows_of(report, "planning")
-    workers = sorted({row.workers for row in rows if row.workers is not None})
-    by_key = {(row.name, row.workers): row.seconds for row in rows}
+#: What the README shows: (kind of work, row, workers, side, words).
+SUMMARY = (
+    ("planning", "gemma-3-27b", 1, "drop_in_own", "planning Gemma 3 27B inside vLLM, 1 worker"),
+    ("planning", "gemma-3-27b", 64, "drop_in_own", "the same, 64 workers"),
+    ("planning", "gemma-3-27b", 64, "native", "the same from native objects"),
+    ("allocation", "allocate + free, n = 8", None, "drop_in", "vLLM's block pool, a block"),
+)
+
+
+def summary(report: Report) -> str:
+    """Four figures beside vLLM's."""
+    by_key = {row.key: row.seconds for row in report.rows}
     lines = []
-    for name in dict.fromkeys(row.name for row in rows):
-        for side, words in sides.items():
-            cells = []
-            for n in workers:
-                seconds = by_key.get((name, n), {})
-                cells.append(show_ratio(seconds.get("vllm"), seconds.get(side)))
-            if set(cells) != {"-"}:
-                lines.append([name + words, *cells])
-    return table(["model", *(f"{n:,}" for n in workers)], lines)
-
-
-def planning_ratios(report: Report) -> str:
-    """Native planning."""
-    return ratios_by_workers(report, {"native": "", "native_own_dicts": ", own dicts"})
-
-
-def dropin_ratios(report: Report) -> str:
-    """The drop-in's planning, each worker with specs of its own."""
-    return ratios_by_workers(report, {"drop_in_own": ""})
+    for work, name, workers, side, words in SUMMARY:
+        seconds = by_key[work, name, workers]
+        times = [show_seconds(seconds[s]) for s in ("vllm", side)]
+        lines.append([words, *times, show_ratio(seconds["vllm"], seconds[side])])
+    return table(["CPU time", "vLLM 0.33.0", "kvplan", "ratio"], lines)
 
 
 def gcd(report: Report) -> str:
@@ -111,17 +96,6 @@ def gcd(report: Report) -> str:
             ],
         ],
     )
-
-
-def pool_summary(report: Report) -> str:
-    """The most telling rows of the pool, times only."""
-    rows = [*rows_of(report, "construction"), *rows_of(report, "allocation")]
-    lines = [
-        [row.name, *(show_seconds(row.seconds.get(side)) for side in POOL_SIDES)]
-        for row in rows
-        if row.name in POOL_ROWS
-    ]
-    return table(["per block", *POOL_SIDES.values()], lines)
 
 
 def pool(report: Report) -> str:
@@ -183,10 +157,8 @@ TABLES = {
     function.__name__: function
     for function in (
         machine,
-        planning_ratios,
-        dropin_ratios,
+        summary,
         gcd,
-        pool_summary,
         pool,
         planning,
         placement,

@@ -184,10 +184,11 @@ std::vector<int64_t> check_admission(const PlanningContext& ctx, const PlanningC
     const auto request_bytes = [&](const PlanningConfig& c) {
       return max_memory_usage_bytes_from_groups(ctx, stage.groups, c, stage.bytes_per_block);
     };
-    check_enough_kv_cache_memory(config,
-                                 {static_cast<int64_t>(w), stage.bytes_per_block,
-                                  memory[w].usable_bytes, request_bytes, is_sliced(stage.groups)},
-                                 needed[s]);
+    check_enough_kv_cache_memory(
+        config,
+        {static_cast<int64_t>(w), stage.bytes_per_block, memory[w].usable_bytes, request_bytes,
+         request.workers()[w].available_bytes / stage.bytes_per_block, is_sliced(stage.groups)},
+        needed[s]);
   }
   return needed;
 }

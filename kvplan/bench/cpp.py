@@ -24,9 +24,9 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 #: Rows of the pool by the names in block_pool_benchmark.cpp.
 POOL_NAMES = {
-    "construct 10,000": "construct/10000",
-    "construct 200,000": "construct/200000",
-    "construct 2,000,000": "construct/2000000",
+    "construct and use 10,000": "construct_and_use_all/10000",
+    "construct and use 200,000": "construct_and_use_all/200000",
+    "construct and use 2,000,000": "construct_and_use_all/2000000",
     "allocate + free, n = 1": "allocate_and_free/1",
     "allocate + free, n = 8": "allocate_and_free/8",
     "allocate + free, n = 1000": "allocate_and_free/1000",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     workers: int | None = None
     layers: int | None = None
     peak_bytes: dict[str, int] = {}
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """What is compared with another run: seconds, or bytes where no time was measured."""
+        return self.seconds or self.peak_bytes
 
     @property
     def key(self) -> tuple[str, str, int | None]:
@@ -61,15 +67,18 @@ def load(path: str | os.PathLike[str]) -> Report:
 
 
 def ratios(new: Report, old: Report) -> list[tuple[Row, dict[str, float]]]:
-    """Rows of both runs with old seconds over new ones by side: above 1 is faster now."""
-    before = {row.key: row.seconds for row in old.rows}
+    """Rows of both runs with the old figure over the new one by side: above 1 is better now.
+
+    A figure is seconds, or of a row without times the bytes at its peak.
+    """
+    before = {row.key: row.figures for row in old.rows}
     found = []
     for row in new.rows:
         past = before.get(row.key, {})
         common = {
-            side: past[side] / seconds
-            for side, seconds in row.seconds.items()
-            if side in past and seconds > 0
+            side: past[side] / figure
+            for side, figure in row.figures.items()
+            if side in past and figure > 0
         }
         if common:
             found.append((row, common))

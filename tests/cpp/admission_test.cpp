@@ -124,6 +124,25 @@ TEST(Admission, OverrideMayExceedTheMemory) {
   EXPECT_EQ(plan.workers[0].effective_bytes, plan.stages[0].bytes_per_block << 20);
 }
 
+TEST(Admission, AnOverrideIsNotToBeRaisedBeyondTheMemory) {
+  PlanningConfig c = config(2048);
+  ModelBuilder model = opt_125m();
+  c.num_gpu_blocks_override = 50;
+  const int64_t block = checked_plan(model.request(), config(16)).stages[0].bytes_per_block;
+  ModelBuilder small;
+  small.add(12, full(12, 64)).worker(100 * block);
+  const auto refused = refusal(small, c);
+  ASSERT_TRUE(refused);
+  EXPECT_TRUE(says(refused->message, "of the 129 blocks needed the memory holds 100"))
+      << refused->message;
+  EXPECT_FALSE(says(refused->message, "raise it")) << refused->message;
+}
+
+TEST(Admission, OneThingHasNoPlural) {
+  EXPECT_EQ(counted(1, "group"), "1 group");
+  EXPECT_EQ(counted(2, "group"), "2 groups");
+}
+
 // Case 10: a unit that shows the difference.
 TEST(Admission, SmallPoolsAreNotComparedInGiB) {
   ModelBuilder model;

@@ -12,6 +12,7 @@ from kvplan.bench import WORKS, measure, report, scenarios
 from kvplan.bench.cpp import POOL_NAMES, benchmark_of
 from kvplan.bench.pool import CASES, SIZES
 from kvplan.bench.scale import measure as measure_scale
+from kvplan.offline.cli.charts import bench_figure
 from kvplan.offline.cli.failures import BAD_INPUT, FITS
 from kvplan.request import loads
 
@@ -84,8 +85,21 @@ def test_compare_says_what_is_new_and_what_changed(recorded, tmp_path):
     old = tmp_path / "old.json"
     old.write_text(json.dumps(described))
     result = run("bench", "--from", recorded, "--compare", old)
-    assert "1 rows are not in the earlier run" in result.stdout
+    assert "1 row without a counterpart in the earlier run" in result.stdout
     assert "python: before 3.1, now" in result.stdout
+
+
+def test_a_run_has_its_counterpart_in_itself(tmp_path):
+    rows = [
+        report.Row(work="memory", name="pool", per="block", seconds={}, peak_bytes={"native": 64}),
+        report.Row(work="gcd", name="10^3", per="plan", seconds={"native": 1e-6}),
+    ]
+    path = tmp_path / "run.json"
+    path.write_text(report.Report(machine={}, notes=[], rows=rows).dumps())
+    result = run("bench", "--from", path, "--compare", path)
+    assert result.exit_code == FITS, result.stderr
+    assert result.stdout.count("1.00x") == 2
+    assert "counterpart" not in result.stdout
 
 
 def test_json_and_compare_together(recorded):
@@ -99,9 +113,12 @@ def test_plot(recorded, tmp_path):
     result = run("bench", "--from", recorded, "--plot", path)
     assert result.exit_code == FITS, result.stderr
     root = ElementTree.parse(path).getroot()
-    assert len(root.findall("{http://www.w3.org/2000/svg}circle")) == 2
     words = [t.text for t in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"workers", "native", "gemma-3-27b"} <= set(words)
+    assert {"workers", "native, gemma-3-27b"} <= set(words)
+    (line,) = bench_figure(report.load(recorded)).axes[0].lines
+    rows = json.loads(recorded.read_text())["rows"]
+    assert list(line.get_xdata()) == [1, 3]
+    assert list(line.get_ydata()) == [row["seconds"]["native"] for row in rows[:2]]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +152,7 @@ def measuring_fails(monkeypatch):
     ("args", "part"),
     [
         (("--compare", "{folder}/wrong.json"), "wrong.json is no result"),
-        (("--plot", "{folder}/bench.pdf"), ".svg and .png"),
+        (("--plot", "{folder}/bench.pdf"), ".svg, .html, .png"),
         (("--plot", "{folder}/nowhere/bench.svg"), "there is no folder"),
         (("--plot", "{folder}/bench.svg", "--work", "gcd"), "there are none"),
     ],
@@ -155,7 +172,7 @@ def test_other_files_are_refused(recorded, tmp_path):
     assert result.exit_code == BAD_INPUT
     assert "wrong.json is no result" in result.stderr
     result = run("bench", "--from", recorded, "--plot", tmp_path / "bench.pdf")
-    assert ".svg and .png" in result.stderr
+    assert ".svg, .html, .png" in result.stderr
 
 
 def test_every_kind_of_work_that_needs_no_vllm():
@@ -163,7 +180,7 @@ def test_every_kind_of_work_that_needs_no_vllm():
     result = run("bench", "--work", works, *QUICK, "--json")
     assert result.exit_code == FITS, result.stderr
     names = {row["name"] for row in json.loads(result.stdout)["rows"]}
-    assert names >= {f"construct {n:,}" for n in SIZES} | set(CASES)
+    assert names >= {f"construct and use {n:,}" for n in SIZES} | set(CASES)
     assert names >= set(POOL_NAMES), "rows that the C++ side is added to"
 
 

@@ -15,7 +15,7 @@ def plan(*args):
 def test_same_model_with_another_option():
     result = run("diff", "gemma-3-27b", "--kv-cache-dtype fp8", "--memory", "30GiB", "--json")
     assert result.exit_code == FITS, result.stderr
-    a, b = json.loads(result.stdout)
+    a, b = json.loads(result.stdout).values()
     assert a["max_concurrency"] == plan("gemma-3-27b", "--memory", "30GiB")["max_concurrency"]
     fp8 = plan("gemma-3-27b", "--memory", "30GiB", "--kv-cache-dtype", "fp8")
     assert b["max_concurrency"] == fp8["max_concurrency"] == 2 * a["max_concurrency"]
@@ -35,7 +35,7 @@ def test_recorded_requests(tmp_path):
     for path, memory in zip(paths, ("30GiB", "60GiB"), strict=True):
         run("plan", "gemma-3-27b", "--memory", memory, "--write-request", path)
     result = run("diff", *paths, "--json")
-    a, b = json.loads(result.stdout)
+    a, b = json.loads(result.stdout).values()
     assert b["num_blocks"] == 2 * a["num_blocks"]
 
 
@@ -75,5 +75,34 @@ def test_headers_say_what_differs():
     assert "--tp 1 " in table
     assert "--tp 2 " in table
     two_models = run("diff", "gemma-3-27b --tp 1", "llama-3.1-70b", "--memory", "60GiB").stdout
-    assert "--tp" not in two_models
+    assert "gemma-3-27b --tp 1 " in two_models
     assert "grouping" not in two_models
+
+
+def test_a_recording_beside_the_model_under_other_options(tmp_path):
+    recorded = tmp_path / "rec.json"
+    run("plan", "gemma-3-27b", "--memory", "20GiB", "--write-request", recorded)
+    sides = (f"{recorded} --memory 12GiB", "gemma-3-27b --tp 2 --memory 12GiB")
+    result = run("diff", *sides, "--json")
+    a, b = json.loads(result.stdout).values()
+    assert (a["name"], b["name"]) == (str(recorded), "gemma-3-27b --tp 2")
+    assert a["model"] == b["model"] == "gemma-3-27b"
+
+
+def test_what_is_known_without_memory_of_two_that_do_not_fit():
+    result = run("diff", "gemma-3-27b", "--kv-cache-dtype fp8", "--memory", "3GiB", "--json")
+    assert result.exit_code == DOES_NOT_FIT
+    a, b = json.loads(result.stdout).values()
+    assert not a["fits"]
+    assert a["request_bytes"] == 2 * b["request_bytes"] > 0
+    assert "num_blocks" not in a
+    rows = run("diff", "gemma-3-27b", "--kv-cache-dtype fp8", "--memory", "3GiB").stdout
+    assert "one request" in rows
+    assert [line.split() for line in rows.splitlines() if " fits" in line] == [["fits", "no", "no"]]
+
+
+@pytest.mark.parametrize("width", [60, 80, 110])
+def test_many_backends_fit_the_terminal(width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    args = ("diff", "deepseek-v4-flash", "--tp 4", "--memory", "30GiB")
+    assert max(map(len, run(*args).stdout.splitlines())) <= width

@@ -9,6 +9,7 @@ from cli_runner import run
 
 import kvplan
 from kvplan.offline import models
+from kvplan.offline.cli.sizes import floor_hundredths
 
 MEMORY = 20 << 30
 ENCODER_TOKENS = 1500
@@ -45,7 +46,7 @@ def test_a_running_server_holds_the_encoder_tokens_of_each_request(command, batc
     }
     found = re.search(steady[command], text)
     assert found is not None
-    assert found[1] == f"{running_requests(batch):,.2f}"
+    assert found[1] == floor_hundredths(running_requests(batch))
 
 
 def test_the_json_has_the_encoder_tokens():

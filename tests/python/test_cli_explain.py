@@ -136,3 +136,35 @@ def test_layer_ranges(numbers, text):
 
 def test_layers_without_numbers():
     assert layer_ranges(["mtp.block"]) == ""
+
+
+def test_a_recorded_length_that_is_fitted_is_explained(tmp_path):
+    recorded = tmp_path / "rec.json"
+    args = ("gemma-3-27b", "--memory", "12GiB", "--max-model-len", "auto")
+    run("plan", *args, "--write-request", recorded)
+    result = run("explain", "--request", recorded, "--json")
+    assert result.exit_code == FITS
+    bill = json.loads(result.stdout)
+    assert bill["max_model_len"] == 52720
+    assert bill["request_blocks"] == 9829
+    assert bill["by_length"][-1]["length"] == 52720
+
+
+@pytest.mark.parametrize("command", ["explain", "frontier"])
+def test_estimated_memory_counts(command):
+    args = (command, "gemma-3-27b", "--gpu", "H200", "--weights", "54GB", "--json")
+    answer = json.loads(run(*args).stdout)
+    if command == "explain":
+        assert answer["num_blocks"] > 0
+        assert answer["max_concurrency"] > 1
+    else:
+        assert all(point["capacity_tokens"] > 0 for point in answer["points"])
+
+
+def test_a_recorded_request_has_its_memory(tmp_path):
+    recorded = tmp_path / "rec.json"
+    run("plan", "gemma-3-27b", "--memory", "12GiB", "--write-request", recorded)
+    for command in ("plan", "explain", "frontier"):
+        result = run(command, "--request", recorded, "--gpu", "H100", "--weights", "54GB")
+        assert result.exit_code == BAD_INPUT
+        assert "a recorded request has its own" in result.stderr

@@ -71,10 +71,69 @@ def test_least_memory_of_uneven_stages():
 
 def test_fewest_gpus():
     args = ("llama-3.1-70b", "--memory", "30GiB")
-    gpus = found(*args, "--find", "gpus", "--concurrency", "4")["found"]
+    answer = found(*args, "--find", "gpus", "--concurrency", "4")
+    gpus = answer["found"]
+    assert answer["options"] == f"--tp {gpus}"
     assert requests_at_once(plan(*args, "--tp", str(gpus))) >= 4
     half = plan(*args, "--tp", str(gpus // 2))
     assert half is None or requests_at_once(half) < 4
+
+
+def test_ranks_of_a_latent_cache_share_it_instead_of_copying_it():
+    args = ("deepseek-r1", "--gpu", "H200", "--weights", "689GB", "--concurrency", "10")
+    answer = found(*args, "--find", "gpus")
+    assert (answer["found"], answer["options"]) == (8, "--tp 8 --dcp 8")
+    assert answer["cache_copies"] == 1
+    alone = found(*args, "--find", "gpus", "--dcp", "1", "--dp", "1", "--pp", "1")
+    assert alone["found"] > 8
+    assert alone["cache_copies"] == alone["found"]
+    words = run("fit", *args, "--find", "gpus", "--dcp", "1", "--dp", "1", "--pp", "1").stdout
+    assert f"each token's cache is replicated on {alone['found']} GPUs" in words
+
+
+def test_replicas_hold_what_one_engine_cannot():
+    # No rank may hold more than one request of a model with 8 KV heads and one GPU each.
+    args = ("llama-3.1-8b", "--memory", "20GiB", "--max-model-len", "128K", "--pp", "1")
+    answer = found(*args, "--tp", "1", "--concurrency", "3")
+    assert answer["found"] < 131072
+    more = found(*args, "--find", "gpus", "--concurrency", "100", "--dcp", "1")
+    split = more["split"]
+    assert split["data_parallel_size"] > 1
+    each = -(-100 // split["data_parallel_size"])
+    held = plan(*args, "--tp", str(split["tensor_parallel_size"]))
+    assert requests_at_once(held) >= each
+    words = run("fit", *args, "--find", "gpus", "--concurrency", "100", "--dcp", "1").stdout
+    assert f"the weights are replicated in {split['data_parallel_size']} engines" in words
+
+
+def test_concurrency_is_spread_over_replicas():
+    args = ("gemma-3-27b", "--memory", "30GiB", "--concurrency")
+    assert found(*args, "8", "--dp", "4")["found"] == found(*args, "2")["found"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("gemma-3-27b", "--memory", "30GiB"), ("deepseek-v4-flash", "--tp", "4", "--memory", "8GiB")],
+    ids=lambda args: args[0],
+)
+def test_steady_counts_tokens_in_flight_once(args):
+    by_vllm = found(*args, "--concurrency", "4")
+    steady = found(*args, "--concurrency", "4", "--steady")
+    assert steady["found"] == by_vllm["found_steady"] > by_vllm["found"] == steady["found_by_vllm"]
+    best = plan(*args, "--max-model-len", str(steady["found"]))
+    assert best["steady_concurrency"] >= 4
+    longer = plan(*args, "--max-model-len", str(steady["found"] + 1))
+    assert longer is None or longer["steady_concurrency"] < 4
+    said = run("fit", *args, "--concurrency", "4")
+    assert f"--max-model-len {by_vllm['found']}" in said.stdout
+    assert f"--max-model-len {steady['found']}" in said.stderr
+
+
+def test_least_memory_by_the_steady_figure():
+    args = ("gemma-3-27b", "--max-model-len", "64K")
+    least = found(*args, "--find", "memory", "--concurrency", "4", "--steady")["found"]
+    assert plan(*args, "--memory", str(least))["steady_concurrency"] >= 4
+    assert plan(*args, "--memory", str(least - 1))["steady_concurrency"] < 4
 
 
 def test_largest_batch():

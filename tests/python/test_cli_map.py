@@ -1,5 +1,8 @@
 """``kvplan map``: the picture holds every layer once, true to scale."""
 
+import html
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,11 +14,12 @@ from cli_runner import run
 
 import kvplan
 from kvplan import request, specs
+from kvplan.bench import scenarios
 from kvplan.offline import models
-from kvplan.offline.cli.block_map import block_map
+from kvplan.offline.cli.block_map import BlockMap, GroupMap, Page, block_map
 from kvplan.offline.cli.buffer_map import buffer_map
 from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
-from kvplan.offline.cli.map_svg import BAR_LEFT, BAR_WIDTH, draw_svg
+from kvplan.offline.cli.map_svg import BAR_LEFT, BAR_WIDTH, draw_svg, fills
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -32,7 +36,7 @@ def test_bytes_add_up(name, grouping):
     block = block_map(plan)
     assert len(block.groups) == len(plan.groups)
     for group, report in zip(block.groups, plan.groups, strict=True):
-        assert [page.layer for page in group.pages] == list(report.layer_names)
+        assert sorted(page.layer for page in group.pages) == sorted(report.layer_names)
         padding = sum(page.padding_bytes for page in group.pages) + group.unused_bytes
         assert padding == report.padding_bytes
         assert sum(page.content_bytes for page in group.pages) == report.content_bytes
@@ -166,7 +170,55 @@ def test_png_without_its_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cairosvg", None)
     result = run("map", "gemma-3-27b", "-o", tmp_path / "map.png")
     assert result.exit_code == BAD_INPUT
-    assert "pip install 'kvplan[png]'" in result.stderr
+    assert "pip install cairosvg" in result.stderr
+
+
+@pytest.mark.parametrize("grouping", ["vllm", "sliced"])
+def test_a_block_is_in_the_order_of_the_buffer(grouping):
+    found = models.kv_cache_specs("deepseek-v4.1-flash")
+    config = found.planning_config(grouping=grouping, kv_cache_layout="BLHNC")
+    plan = kvplan.plan(config, found.kv_cache_specs, [60 << 30])
+    for group, row in zip(block_map(plan).groups, buffer_map(plan).rows, strict=True):
+        in_buffer = list(dict.fromkeys(part.layer for part in row))
+        assert [page.layer for page in group.pages] == in_buffer
+
+
+def test_hundreds_of_caches_are_few_bytes(tmp_path):
+    path = tmp_path / "map.html"
+    config, (layers,), memory = scenarios.SCENARIOS["7-kinds-auto-fit"]().inputs(1)
+    recorded = tmp_path / "wide.json"
+    request.write(request.from_objects(config, [layers], memory), recorded)
+    assert len(layers) >= 200
+    for grouping in ("vllm", "sliced"):
+        options = ("--grouping", grouping, "--max-model-len", "8K")
+        options += ("--layout", "BLHNC") if grouping == "sliced" else ()
+        result = run("map", "--request", recorded, *options, "-o", path)
+        assert result.exit_code == FITS, result.stderr
+        assert path.stat().st_size < 1_000_000
+
+
+def test_thin_pages_are_drawn_together_and_none_is_hidden():
+    """Pages of 48 layers with padding, each thinner than a stroke: their areas are their bytes."""
+    pages = [Page(f"l.{i}", str(i), "full attention", 100 * i, 60, 40) for i in range(1000)]
+    group = GroupMap(0, "full attention", 16, pages, 1, 100_000, 0, 1)
+    picture = draw_svg("x", "", BlockMap(100_000, "LBNHC", [group]))
+    rects = [r for r in ET.fromstring(picture).iter(f"{SVG}rect") if r.get("class") == "page"]
+    areas = [float(r.get("width")) * float(r.get("height")) for r in rects]
+    assert len(areas) == 2
+    assert areas[0] / sum(areas) == pytest.approx(0.6, abs=1e-3)
+    first, second = rects
+    below = float(first.get("y")) + float(first.get("height"))
+    assert float(second.get("y")) == pytest.approx(below, abs=0.05)
+    assert "l.0 to l.999, 1000 pages" in first.findtext(f"{SVG}title")
+
+
+def test_a_kind_has_its_colour_in_every_model():
+    assert fills(["full attention"])["full attention"] == ("#0072B2", 0.6)
+    several = fills(["sliding window of 128", "MLA", "sliding window of 1,024", "full attention"])
+    assert several["full attention"] == ("#0072B2", 0.6)
+    windows = several["sliding window of 128"], several["sliding window of 1,024"]
+    assert windows[0][0] == windows[1][0]
+    assert windows[0][1] > windows[1][1]
 
 
 def test_html_needs_nothing_else(tmp_path):
@@ -175,7 +227,7 @@ def test_html_needs_nothing_else(tmp_path):
     text = path.read_text()
     assert "<svg" in text
     assert text.count("http") == text.count("http://www.w3.org/2000/svg")
-    for word in ("src=", "href=", "<script", "@import"):
+    for word in ("src=", "href=", "@import", "fetch("):
         assert word not in text
 
 
@@ -183,20 +235,46 @@ def test_html_needs_nothing_else(tmp_path):
 def test_a_browser_shows_the_html(tmp_path):
     path = tmp_path / "map.html"
     run("map", "gemma-3-27b", "--memory", "60GiB", "-o", path)
-    # A script of the test's own says what the browser laid out.
-    measure = (
-        "<script>document.title = [...document.querySelectorAll('rect.page')].filter("
-        "r => r.getBoundingClientRect().width > 10 && r.getBoundingClientRect().height > 10)"
-        ".length</script></body>"
-    )
-    path.write_text(path.read_text().replace("</body>", measure))
+    # A script of the test's own uses the page and says what the browser laid out.
+    use = """<script>{
+    const wide = [...document.querySelectorAll("rect.page")].filter(r =>
+      r.getBoundingClientRect().width > 10 && r.getBoundingClientRect().height > 5);
+    const page = wide.find(r => r.dataset.layer === "5");
+    page.dispatchEvent(new PointerEvent("pointerover", {bubbles: true}));
+    const said = document.getElementById("what").value;
+    const group = document.getElementById("group");
+    group.value = "6"; group.onchange();
+    const all = (selector, from = document) => [...from.querySelectorAll(selector)];
+    const shown = new Set(all(".row:not(.away)").map(r => r.dataset.group));
+    const xs = () => all(".row").slice(0, 7).map(row =>
+      all("rect[data-layer]", row).map(r => [+r.dataset.layer, +r.getAttribute("x")]));
+    const before = JSON.stringify(xs());
+    const order = document.getElementById("order");
+    order.value = "layer"; order.onchange();
+    const sorted = xs().every(row => {
+      const x = [...row].sort((a, b) => a[0] - b[0]).map(p => p[1]);
+      return x.every((v, i) => i === 0 || x[i - 1] < v);
+    });
+    order.value = "byte"; order.onchange();
+    document.title = JSON.stringify({pages: wide.length, said, shown: [...shown], sorted,
+      back: JSON.stringify(xs()) === before, options: group.options.length});
+    }</script></body>"""
+    path.write_text(path.read_text().replace("</body>", use))
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND"]
     shown = subprocess.run(
         [*command, path.as_uri()], capture_output=True, text=True, check=True, timeout=120
     )
+    title = re.search("<title>(.*?)</title>", shown.stdout)
+    assert title is not None
+    found = json.loads(html.unescape(title[1]))
     # 62 layers, and padding in six of the seven groups.
-    assert "<title>68</title>" in shown.stdout
+    assert found["pages"] == 68
+    assert "full attention" in found["said"]
+    assert found["shown"] == ["6"]
+    assert found["sorted"]
+    assert found["back"]
+    assert found["options"] == 8
 
 
 def test_names_are_escaped():

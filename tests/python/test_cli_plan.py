@@ -21,6 +21,13 @@ def plan_of(name, memory, **options):
     )
 
 
+def plan(*args):
+    """The JSON of ``kvplan plan`` for a plan that fits."""
+    result = run("plan", *args, "--json")
+    assert result.exit_code == FITS, result.stderr
+    return json.loads(result.stdout)
+
+
 @pytest.fixture
 def config_file(tmp_path):
     """A small config.json; call it with keys to replace."""
@@ -354,3 +361,85 @@ def test_groups_alike_say_how_many_of_their_layers_are_a_drafters():
     words = " ".join(run("explain", "deepseek-v4.1-flash", "--tp", "4", *DSPARK).stdout.split())
     assert "Groups 0-2, each with 6 layers (1 of 6 a drafter's) of MLA, sliding window" in words
     assert "Groups 3-7, each with 5 layers of MLA, sliding window" in words
+
+
+def test_a_longer_context_is_what_is_gained():
+    knobs = plan("gemma-3-27b", "--memory", "12GiB", "--max-model-len", "auto")["knobs"]
+    fp8 = next(knob for knob in knobs if knob["option"] == "--kv-cache-dtype fp8")
+    assert fp8["gain"] == pytest.approx(fp8["max_model_len"] / 52720 - 1)
+    assert f"{fp8['gain']:+.0%}" == "+149%"
+
+
+def test_groups_of_a_kind_limit_together():
+    text = run("plan", "gemma-3-27b", "--memory", "12GiB", "--max-model-len", "auto").stdout
+    assert "Limited by   sliding window of 1,024 (groups 0-3, 4-5), 66% of a request" in text
+
+
+def test_an_override_beyond_the_memory_is_warned_of():
+    args = ("gemma-3-27b", "--memory", "12GiB", "--num-gpu-blocks-override")
+    warned = plan(*args, "50000")["warnings"]
+    assert any("takes 61.04 GiB of a GPU, more than the 12 GiB" in text for text in warned)
+    assert not any(
+        "of a GPU" in text for text in plan(*args, "9000", "--max-model-len", "8K")["warnings"]
+    )
+
+
+def test_no_advice_that_the_memory_does_not_hold():
+    result = run("plan", "gemma-3-27b", "--memory", "12GiB", "--num-gpu-blocks-override", "500")
+    assert "of the 14727 blocks needed the memory holds 9830" in result.stderr
+    assert "raise it" not in result.stderr
+    assert "without --num-gpu-blocks-override" not in result.stderr
+    enough = run("plan", "gemma-3-27b", "--memory", "20GiB", "--num-gpu-blocks-override", "500")
+    assert "raise it to at least 14727" in enough.stderr
+    assert "without --num-gpu-blocks-override: fits" in enough.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (("--disable-hybrid-kv-cache-manager",), "without --disable-hybrid-kv-cache-manager"),
+        ((), "--no-async-scheduling"),
+    ],
+)
+def test_options_that_hurt_are_advised_against(options, advice):
+    knobs = plan("gemma-3-27b", "--memory", "70GiB", *options)["knobs"]
+    assert advice in [knob["option"] for knob in knobs]
+    assert all(knob["gain"] >= 0.03 for knob in knobs)
+
+
+def test_ranks_that_hold_copies_are_advised_to_share():
+    knobs = plan("deepseek-v3", "--memory", "30GiB", "--tp", "8")["knobs"]
+    best = next(knob for knob in knobs if knob["option"] == "--dcp 8")
+    assert best["gain"] > 6
+
+
+def test_replicas_hold_what_one_engine_holds_each():
+    args = ("gemma-3-27b", "--memory", "30GiB")
+    two = plan(*args, "--dp", "2")
+    assert two["replicas"] == 2
+    assert two["max_concurrency"] == plan(*args)["max_concurrency"]
+    assert "2 engines with such a cache each; together 2 whole requests" in " ".join(
+        run("plan", *args, "--dp", "2").stdout.split()
+    )
+
+
+def test_options_of_a_server_that_change_no_cache_are_taken():
+    args = ("qwen3-235b-a22b", "--tp", "8", "--memory", "40GiB")
+    server = ("--enable-expert-parallel", "--max-num-seqs", "64", "--enforce-eager")
+    more = plan(
+        "qwen3-235b-a22b",
+        "--tp",
+        "8",
+        "--kv-cache-memory",
+        "40GiB",
+        *server,
+        "--quantization",
+        "fp8",
+    )
+    assert more["num_blocks"] == plan(*args)["num_blocks"]
+
+
+def test_what_is_said_to_fit_does():
+    text = run("plan", "llama-3.1-70b", "--tp", "4", "--memory", "40GiB").stdout
+    assert "4.00 of 131,072 tokens at once (vLLM's figure), 3 of them whole" in text
+    assert "Steady       3.99 requests" in text

@@ -55,7 +55,7 @@ def test_planning_imports_nothing_heavy(output):
         "explain gemma-3-27b",
         "frontier gemma-3-27b",
         "diff gemma-3-27b gpt-oss-120b --memory 60GiB",
-        "sweep gemma-3-27b --memory 20GiB:60GiB:20GiB --plot {}/plot.html -o {}/rows.csv",
+        "sweep gemma-3-27b --memory 20GiB:60GiB:20GiB -o {}/rows.csv",
         "map gemma-3-27b --memory 60GiB -o {}/map.svg",
         "models",
         "completion bash",

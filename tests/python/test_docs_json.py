@@ -1,30 +1,85 @@
-"""docs/json.md names the fields of ``kvplan plan --json``: each of them, and no other."""
+"""Every ``--json`` answer is what docs/answers.schema.json says; docs/json.md is made from it."""
 
 import json
-import re
 from pathlib import Path
 
+import pytest
 from cli_runner import run
+from jsonschema import Draft202012Validator
+from test_docs_commands import load_script
 
-PAGE = Path(__file__).parents[2] / "docs" / "json.md"
+DOCS = Path(__file__).parents[2] / "docs"
+SCHEMA = json.loads((DOCS / "answers.schema.json").read_text())
 
-
-def documented(heading):
-    part = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    return re.findall(r"^\| `(\w+)` \|", part, re.M)
-
-
-def test_fields_of_a_plan():
-    answer = json.loads(run("plan", "gemma-3-27b", "--memory", "30GiB", "--json").stdout)
-    assert sorted(documented("The plan")) == sorted(answer)
-    assert sorted(documented("Groups")) == sorted(answer["groups"][0])
-    assert sorted(documented("Workers")) == sorted(answer["workers"][0])
-    assert sorted(documented("Knobs")) == sorted(answer["knobs"][0])
+GEMMA = ("gemma-3-27b", "--memory", "30GiB")
+SMALL = ("gemma-3-27b", "--memory", "3GiB")
+SLICED = ("deepseek-v4.1-flash", "--tp", "4", "--memory", "20GiB", "--grouping", "sliced")
+WHISPER = ("whisper-large-v3", "--memory", "20GiB")
 
 
-def test_fields_of_a_plan_that_does_not_fit():
-    answer = json.loads(run("plan", "gemma-3-27b", "--memory", "3GiB", "--json").stdout)
-    assert sorted(documented("What does not fit")) == sorted(answer["error"])
-    named = {"kvplan_plan", "fits", "model", "facts", "budget", "config", "knobs", "error"}
-    assert set(answer) == named
-    assert all(f"`{field}`" in PAGE.read_text() for field in answer)
+def broken(definition, answer):
+    """What is wrong with an answer."""
+    schema = {**SCHEMA, "$ref": f"#/$defs/{definition}"}
+    Draft202012Validator.check_schema(schema)
+    return [error.message for error in Draft202012Validator(schema).iter_errors(answer)]
+
+
+@pytest.mark.parametrize(
+    ("definition", "command"),
+    [
+        ("plan", ("plan", *GEMMA)),
+        ("plan", ("plan", *SLICED)),
+        ("plan", ("plan", *WHISPER, "--dp", "2")),
+        ("refusal", ("plan", *SMALL)),
+        ("fit", ("fit", *GEMMA, "--concurrency", "4")),
+        ("fit", ("fit", "gemma-3-27b", "--find", "memory")),
+        ("fit", ("fit", *GEMMA, "--find", "gpus", "--concurrency", "8")),
+        ("fit", ("fit", *GEMMA, "--find", "batch")),
+        ("fit", ("fit", "gemma-3-27b", "--memory", "1MiB", "--find", "gpus")),
+        ("explain", ("explain", "gemma-3-27b")),
+        ("explain", ("explain", *WHISPER)),
+        ("explain", ("explain", *SLICED)),
+        ("frontier", ("frontier", "gemma-3-27b")),
+        ("frontier", ("frontier", "deepseek-v4-flash", "--memory", "40GiB")),
+        ("diff", ("diff", "gemma-3-27b", "--tp 2", "--memory", "30GiB")),
+        ("diff", ("diff", "gemma-3-27b", "--tp 2", "--memory", "3GiB")),
+        ("models", ("models",)),
+    ],
+)
+def test_the_answer_is_what_the_schema_says(definition, command):
+    answer = json.loads(run(*command, "--json").stdout)
+    assert broken(definition, answer) == []
+
+
+def test_broken_rules_are_what_the_schema_says(tmp_path):
+    plan = json.loads(run("plan", *GEMMA, "--json").stdout)
+    del plan["placement"]["workers"][0]["layers"][0]
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan))
+    violations = json.loads(run("check", path, "--json").stdout)
+    assert violations
+    assert broken("check", violations) == []
+
+
+def test_rows_of_a_sweep_are_what_the_schema_says(tmp_path):
+    path = tmp_path / "rows.json"
+    for args in (("--memory", "1GiB,30GiB", "--max-model-len", "8K,auto"), ("--gpu", "H100")):
+        run("sweep", "gemma-3-27b", *args, "--weights", "54GB", "-o", path)
+        rows = json.loads(path.read_text())
+        assert broken("sweep", rows) == []
+        assert list(rows[0]) == list(SCHEMA["$defs"]["row"]["properties"])
+
+
+def test_a_wrong_answer_is_noticed():
+    answer = json.loads(run("models", "--json").stdout)
+    answer[0]["surprise"] = 1
+    answer[1]["layers"] = "many"
+    del answer[2]["groups"]
+    assert len(broken("models", answer)) == 3
+
+
+def test_the_page_is_made_from_the_schema():
+    """To mend it: python scripts/make_cli_docs.py."""
+    text = (DOCS / "json.md").read_text()
+    assert load_script().answers(text) == text
+    assert all(f"`{field}`" in text for field in SCHEMA["$defs"]["plan"]["properties"])

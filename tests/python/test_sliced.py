@@ -242,7 +242,7 @@ def test_frontier_shows_the_sliced_point(tmp_path):
     assert answer["sliced"]["slices"] == [5, 26]
     assert answer["sliced"]["request_bytes"] == answer["lower_bound_bytes"]
     assert answer["sliced"]["request_bytes"] < answer["vllm"]["request_bytes"]
-    assert ">sliced<" in plot.read_text()
+    assert ">sliced: 2 groups, " in plot.read_text()
     assert run("frontier", "gemma-3-27b").stdout.count(" sliced") == 1
     one_kind = json.loads(run("frontier", "llama-3.1-70b", "--json").stdout)
     assert one_kind["sliced"] is None

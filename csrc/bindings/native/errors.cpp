@@ -77,27 +77,31 @@ void set_python_error() noexcept {
 }
 
 void bind_errors(py::module_& m) {
+  const py::handle planning_error(
+      define(m, "PlanningError", "What every refusal of the planner is, whatever else it is.",
+             py::make_tuple(py::handle(PyExc_Exception))));
   const py::handle value_error(PyExc_ValueError);
   const py::handle assertion_error(PyExc_AssertionError);
   types.invalid_argument = define(m, "InvalidArgument", "A value that cannot be planned with.",
-                                  py::make_tuple(value_error));
-  types.overflow = define(m, "Overflow", "Integer arithmetic left the 64-bit range.",
-                          py::make_tuple(value_error, py::handle(PyExc_OverflowError)));
+                                  py::make_tuple(planning_error, value_error));
+  types.overflow =
+      define(m, "Overflow", "Integer arithmetic left the 64-bit range.",
+             py::make_tuple(planning_error, value_error, py::handle(PyExc_OverflowError)));
   types.merge = define(m, "MergeError", "Specs of one group do not belong together.",
-                       py::make_tuple(assertion_error));
+                       py::make_tuple(planning_error, assertion_error));
   types.inconsistent_spec = define(m, "InconsistentSpec", "A spec contradicts itself.",
-                                   py::make_tuple(value_error, assertion_error));
+                                   py::make_tuple(planning_error, value_error, assertion_error));
   types.unsupported = define(m, "Unsupported", "Something that neither vLLM nor kvplan does.",
-                             py::make_tuple(py::handle(PyExc_NotImplementedError)));
+                             py::make_tuple(planning_error, py::handle(PyExc_NotImplementedError)));
   types.page_size = define(m, "PageSizeError", "Pages of different sizes cannot be made equal.",
                            py::make_tuple(py::handle(types.unsupported)));
   types.layout = define(m, "LayoutError", "The layout cannot express the model's pages.",
-                        py::make_tuple(value_error));
+                        py::make_tuple(planning_error, value_error));
   types.not_enough_memory =
       define(m, "NotEnoughMemory",
              "One request of the planned length does not fit. Attributes: worker, needed_bytes, "
              "available_bytes, max_model_len, estimated_max_len, max_in_flight_tokens.",
-             py::make_tuple(value_error));
+             py::make_tuple(planning_error, value_error));
   types.block_pool =
       define(m, "BlockPoolError", "A block pool operation that would break the pool.",
              py::make_tuple(value_error));

@@ -55,7 +55,13 @@ std::string batch_knob(const PlanningConfig& config, int64_t in_flight) {
   return text + ", the full length fits. ";
 }
 
-std::string memory_knob(const PlanningConfig& config, int64_t blocks) {
+std::string memory_knob(const PlanningConfig& config, const AdmissionCheck& check, int64_t blocks) {
+  if (config.num_gpu_blocks_override && check.memory_blocks < blocks) {
+    return "num_gpu_blocks_override=" + std::to_string(*config.num_gpu_blocks_override) +
+           " sets this limit, but of the " + std::to_string(blocks) +
+           " blocks needed the memory holds " + std::to_string(check.memory_blocks) +
+           ": decrease max_model_len, or free more memory and unset the override. ";
+  }
   if (config.num_gpu_blocks_override) {
     return "num_gpu_blocks_override=" + std::to_string(*config.num_gpu_blocks_override) +
            " sets this limit: raise it to at least " + std::to_string(blocks) +
@@ -90,6 +96,10 @@ std::string format_bytes(int64_t bytes, int64_t compared_with) {
   return format_in(kUnits[3], 0, bytes);
 }
 
+std::string counted(int64_t number, const char* thing) {
+  return std::to_string(number) + " " + thing + (number == 1 ? "" : "s");
+}
+
 void check_enough_kv_cache_memory(const PlanningConfig& config, const AdmissionCheck& check,
                                   int64_t needed) {
   const int64_t available = check.available_bytes;
@@ -107,7 +117,7 @@ void check_enough_kv_cache_memory(const PlanningConfig& config, const AdmissionC
     throw NotEnoughMemory("No available memory for the cache blocks: on " + worker +
                               " nothing is left beside the null block of " +
                               format_bytes(check.bytes_per_block) + ". " +
-                              memory_knob(config, blocks_needed),
+                              memory_knob(config, check, blocks_needed),
                           numbers);
   }
   numbers.estimated_max_len = longest_request(config, check);
@@ -122,7 +132,7 @@ void check_enough_kv_cache_memory(const PlanningConfig& config, const AdmissionC
                std::to_string(numbers.estimated_max_len) + ". ";
   }
   if (numbers.max_in_flight_tokens > 0) message += batch_knob(config, numbers.max_in_flight_tokens);
-  message += slices_note(check) + memory_knob(config, blocks_needed);
+  message += slices_note(check) + memory_knob(config, check, blocks_needed);
   throw NotEnoughMemory(message, numbers);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <string>
 
 #include "kvplan/planning.h"
@@ -14,6 +15,8 @@ struct AdmissionCheck {
   int64_t available_bytes;  ///< without the null block
   /// Bytes of one request of `max_model_len` tokens; asked again only to name the knobs that help.
   std::function<int64_t(const PlanningConfig&)> request_bytes;
+  /// Blocks that the worker's memory holds, whatever the block override says.
+  int64_t memory_blocks = std::numeric_limits<int64_t>::max();
   bool sliced = false;  ///< whether blocks are cut into slices, which are counted in whole blocks
 };
 
@@ -47,5 +50,8 @@ int64_t largest_that_fits(int64_t upper, Fits&& fits) {
 /// Bytes with the unit that shows them, and where two values are compared, with the digits that
 /// tell them apart: "49.00 GiB".
 std::string format_bytes(int64_t bytes, int64_t compared_with = 0);
+
+/// A number of things: "1 group", "7 groups".
+std::string counted(int64_t number, const char* thing);
 
 }  // namespace kvplan

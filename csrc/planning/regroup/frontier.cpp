@@ -7,6 +7,7 @@
 #include "kvplan/checked.h"
 #include "kvplan/compact.h"
 #include "kvplan/errors.h"
+#include "planning/fitting/admission.h"
 #include "planning/grouping/hidden_state.h"
 #include "planning/regroup/block_scaling.h"
 #include "planning/regroup/materialize.h"
@@ -288,8 +289,8 @@ std::optional<std::pair<GroupingPoint, KVCacheGroups>> choose(const Model& model
 }
 
 std::string describe(const GroupingPoint& p) {
-  return std::to_string(p.num_groups) + " groups of at most " +
-         std::to_string(p.max_layers_per_group) + " layers, " + gib(p.request_bytes);
+  return counted(p.num_groups, "group") + " of at most " +
+         counted(p.max_layers_per_group, "layer") + ", " + format_bytes(p.request_bytes);
 }
 
 }  // namespace
@@ -336,7 +337,7 @@ KVCacheGroups get_compact_kv_cache_groups(const PlanningContext& ctx, const Plan
   if (groups.size() > 1) {
     std::string text = "Compact grouping: " + compact::describe(point) + " for a request of " +
                        std::to_string(config.reference_model_len.value_or(config.max_model_len)) +
-                       " tokens; without padding " + compact::gib(model.lower_bound_bytes());
+                       " tokens; without padding " + format_bytes(model.lower_bound_bytes());
     if (point.is_vllm) {
       text += "; this is vLLM's own grouping";
     } else if (model.vllm()) {

@@ -7,6 +7,7 @@
 
 #include "kvplan/checked.h"
 #include "kvplan/errors.h"
+#include "planning/fitting/admission.h"
 #include "planning/regroup/block_scaling.h"
 #include "planning/regroup/buckets.h"
 #include "planning/regroup/slice_search.h"
@@ -383,15 +384,14 @@ Sliced slice(const PlanningContext& ctx, const PlanningConfig& config, const Lay
 }
 
 std::string describe(const Sliced& s, int64_t length) {
-  std::string text = "Sliced grouping: " + std::to_string(s.point.num_groups) +
-                     " groups, blocks of " + std::to_string(s.point.bytes_per_block) +
-                     " bytes cut into " + list(s.point.slices) + " slices; a request of " +
-                     std::to_string(length) + " tokens takes " +
-                     compact::gib(s.point.request_bytes) + ", without padding " +
-                     compact::gib(s.lower_bound_bytes);
+  std::string text = "Sliced grouping: " + counted(s.point.num_groups, "group") + ", blocks of " +
+                     std::to_string(s.point.bytes_per_block) + " bytes cut into " +
+                     list(s.point.slices) + " slices; a request of " + std::to_string(length) +
+                     " tokens takes " + format_bytes(s.point.request_bytes) + ", without padding " +
+                     format_bytes(s.lower_bound_bytes);
   if (s.vllm) {
-    text += ", with vLLM's own " + std::to_string(s.vllm->point.num_groups) + " groups " +
-            compact::gib(s.vllm->point.request_bytes);
+    text += ", with vLLM's own " + counted(s.vllm->point.num_groups, "group") + " " +
+            format_bytes(s.vllm->point.request_bytes);
   }
   return text + ".";
 }

@@ -1,7 +1,6 @@
 #include "planning/regroup/stages.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "kvplan/checked.h"
 #include "kvplan/errors.h"
@@ -89,12 +88,6 @@ bool is_runnable(const PlanningContext& ctx, const PlanningConfig& config, const
   } catch (const Error&) {
     return false;
   }
-}
-
-std::string gib(int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
-  return text;
 }
 
 }  // namespace kvplan::compact

@@ -34,7 +34,4 @@ GroupingPoint evaluate(const PlanningContext& ctx, const PlanningConfig& config,
 bool is_runnable(const PlanningContext& ctx, const PlanningConfig& config, const Stages& stages,
                  const KVCacheGroups& groups);
 
-/// Bytes as notices print them, e.g. "1.25 GiB".
-std::string gib(int64_t bytes);
-
 }  // namespace kvplan::compact

@@ -15,7 +15,7 @@ Examples:
 
 \b
 MODEL is a built-in name, a config.json, a directory that holds one, or a Hub id
-(org/name[@revision], with 'pip install kvplan[hub]').
+(org/name[@revision], with 'pip install huggingface_hub').
 Exit codes: 0 it fits, 1 it does not fit, 2 the input is wrong.
 """
 

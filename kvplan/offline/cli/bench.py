@@ -10,7 +10,9 @@ import click
 
 from kvplan.offline.cli import value_lists
 from kvplan.offline.cli.failures import FITS, BadInput
+from kvplan.offline.cli.file_kinds import refuse_other_kind
 from kvplan.offline.cli.param_types import NumberIn, Parsed
+from kvplan.offline.cli.pictures import CHART_HELP
 from kvplan.offline.cli.suggestions import did_you_mean
 
 EPILOG = """\b
@@ -72,7 +74,7 @@ WORKERS = "1,8,64,1024"
 @click.option(
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw planning against workers into this file: .svg, or .png with matplotlib installed.",
+    help=f"Draw planning against workers into this file: {CHART_HELP}.",
 )
 @click.option("--from", "recorded", type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help="Show an earlier --json file instead of measuring.")  # fmt: skip
@@ -88,12 +90,15 @@ def command(
     from kvplan.bench import report
 
     # Files first: nobody wants to read of a wrong one after minutes of measuring.
+    for path in (old, recorded):
+        if path is not None:
+            refuse_other_kind(path, "bench")
     before = report.load(old) if old is not None else None
     found = report.load(recorded) if recorded is not None else _measure(values, plot)
     if plot is not None:
-        from kvplan.offline.cli.bench_plot import draw
+        from kvplan.offline.cli.charts import bench_figure, write_chart
 
-        draw(plot, found)
+        write_chart(plot, "kvplan bench", bench_figure(found))
         click.echo(f"wrote {plot}", err=True)
     if as_json:
         click.echo(found.dumps(), nl=False)
@@ -135,9 +140,11 @@ def _measure(values: dict[str, Any], plot: Path | None) -> Any:
         if not 1 <= n <= 16384:
             raise BadInput(f"--workers: {n:,} is not between 1 and 16,384")
     if plot is not None:
-        from kvplan.offline.cli import bench_plot
+        from kvplan.offline.cli.charts import check_chart
 
-        bench_plot.check(plot, works)
+        check_chart(plot)
+        if "planning" not in works:
+            raise BadInput("--plot draws planning times; there are none")
     default_budget = 5.0 if full else 0.1 if quick else 1.0
     settings = Settings(
         works=works,

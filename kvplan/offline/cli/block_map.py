@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,7 @@ def block_map(plan: kvplan.Plan) -> BlockMap:
     for index, group in enumerate(config.kv_cache_groups):
         pages: list[Page] = []
         start = 0
-        for name in group.layer_names:
+        for name in _in_order(group.layer_names, config, plan.config.kv_cache_layout):
             spec = layer_spec(group.kv_cache_spec, name)
             page, content = spec.page_size_bytes, content_bytes(spec)
             pages.append(
@@ -93,6 +94,18 @@ def block_map(plan: kvplan.Plan) -> BlockMap:
             )
         )
     return BlockMap(plan.bytes_per_block, plan.config.kv_cache_layout, groups)
+
+
+def _in_order(names: Sequence[str], config: Any, layout: str) -> list[str]:
+    """Layers as their pages follow each other in a block; as they are named where none has one."""
+    if not layout.startswith("B"):
+        return list(names)
+    first = {
+        name: tensor.offset + index * tensor.layer_stride
+        for tensor in config.kv_cache_tensors
+        for index, name in enumerate(tensor.layers)
+    }
+    return sorted(names, key=first.__getitem__)
 
 
 def content_bytes(spec: Any) -> int:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from kvplan.offline.cli.failures import FITS, say_on_stderr
+from kvplan.offline.cli.failures import FITS, counted, say_on_stderr
+from kvplan.offline.cli.file_kinds import refuse_other_kind
 
 BROKEN = 1
 
@@ -32,16 +33,16 @@ def command(plan_file: Path, as_json: bool) -> int:
     """
     from kvplan.offline.cli.placement_file import MAX_FILE_BYTES, read_placement
 
+    refuse_other_kind(plan_file, "plan")
     with plan_file.open("rb") as file:
         placement = read_placement(file.read(MAX_FILE_BYTES + 1), str(plan_file))
     violations = placement.violations()
     if as_json:
         click.echo(json.dumps([violation._asdict() for violation in violations], indent=2))
     elif not violations:
-        blocks = placement.configs[0].num_blocks
-        count = len(placement.configs)
-        workers = f"{count} worker" + ("s" if count != 1 else "")
-        click.echo(f"{plan_file}: correct: {workers}, {blocks:,} blocks, layout {placement.layout}")
+        workers = counted(len(placement.configs), "worker")
+        blocks = counted(placement.configs[0].num_blocks, "block")
+        click.echo(f"{plan_file}: correct: {workers}, {blocks}, layout {placement.layout}")
     for violation in violations:
         say_on_stderr(f"kvplan: worker {violation.worker}: {violation.rule}: {violation.message}")
     return BROKEN if violations else FITS

@@ -11,6 +11,7 @@ import click
 
 from kvplan.offline.budget.gpus import Gpu, defaults_for, find_gpu
 from kvplan.offline.cli.failures import BadInput
+from kvplan.offline.cli.file_kinds import refuse_other_kind
 from kvplan.offline.cli.heeded import option_given, refuse_unheeded
 from kvplan.offline.cli.param_types import (
     COUNTS,
@@ -169,6 +170,7 @@ QUESTION_OPTIONS = (
     click.option(
         "--memory",
         "--kv-cache-memory-bytes",
+        "--kv-cache-memory",
         "memory",
         type=SIZES,
         help="Memory for the KV cache of each GPU: 60GiB, 80GB, 64e9 (bytes). Several sizes with "
@@ -292,6 +294,20 @@ ESTIMATE_OPTIONS = (
     ),
 )
 
+#: Options of a ``vllm serve`` line that change no cache of one engine.
+SERVER_OPTIONS = (
+    click.option(
+        "--dp",
+        "--data-parallel-size",
+        "replicas",
+        type=POSITIVE,
+        default=1,
+        show_default=True,
+        help="Engines side by side, each with the whole model and a cache of its own.",
+    ),
+    click.option("--quantization", help="As for vLLM; changes weights, no cache."),
+)
+
 PRESET_OPTIONS = (
     click.option(
         "--preset",
@@ -319,6 +335,7 @@ def deployment_options(function: Callable[..., Any]) -> Callable[..., Any]:
         *QUESTION_OPTIONS,
         *MODEL_OPTIONS,
         *PLANNER_OPTIONS,
+        *SERVER_OPTIONS,
         *ESTIMATE_OPTIONS,
         *PRESET_OPTIONS,
         click.option(
@@ -358,6 +375,7 @@ def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Quest
             raise BadInput("give --gpu or --gpu-memory, not both")
         values["gpu"] = Gpu("", values["gpu_memory"])
     refuse_unheeded(values, values["grouping"] or "vllm")
+    refuse_other_kind(values["model"], "model")
     model = models.load(values["model"])
     warn_if_shadowed(values["model"])
     if not values["memory"] and needs_memory and values["gpu"] is None:
@@ -378,8 +396,9 @@ def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Quest
         memory=values["memory"] or (),
         config_changes=_given(values, _CONFIG_FIELDS),
         max_concurrent_batches=values["max_concurrent_batches"],
-        estimate=_estimate(values),
+        estimate=estimate_of(values),
         max_num_seqs=_sequences(values),
+        replicas=values["replicas"],
     )
 
 
@@ -402,7 +421,8 @@ def _sequences(values: dict[str, Any]) -> int | None:
     return values["gpu"] and defaults_for(values["gpu"]).max_num_seqs
 
 
-def _estimate(values: dict[str, Any]) -> GpuBudget | None:
+def estimate_of(values: dict[str, Any]) -> GpuBudget | None:
+    """What ``--gpu`` and the options beside it say of the memory; None without ``--gpu``."""
     from kvplan.offline.budget.budget import Deployment
     from kvplan.offline.cli.gpu_budget import GpuBudget
 
@@ -420,6 +440,7 @@ def _estimate(values: dict[str, Any]) -> GpuBudget | None:
             max_num_seqs=_sequences(values) or 1,
             enforce_eager=values["enforce_eager"],
             expert_parallel=values["enable_expert_parallel"],
+            data_parallel_size=values["replicas"],
             overhead_bytes=values["overhead"],
             version=values["vllm_version"],
         ),
@@ -465,7 +486,13 @@ def _request_question(values: dict[str, Any]) -> RequestQuestion:
                 f"{parameter.opts[0]} changes a model's caches; those of a recorded request are "
                 "fixed"
             )
+    if values["gpu"] is not None or values["gpu_memory"] is not None:
+        raise BadInput(
+            "--gpu estimates the memory of a model's deployment; a recorded request has its own, "
+            "which --memory changes"
+        )
     path = values["request_file"]
+    refuse_other_kind(path, "request")
     request = requests.load(path)
     changes = _given(values, _CONFIG_FIELDS)
     recorded = request.planning_config()
@@ -487,4 +514,5 @@ def _request_question(values: dict[str, Any]) -> RequestQuestion:
             recorded.max_in_flight_tokens // recorded.max_concurrent_batches
         )
         changes |= {"max_concurrent_batches": batches, "max_in_flight_tokens": batches * tokens}
-    return RequestQuestion(request, str(path), values["memory"] or (), changes)
+    memory, replicas = values["memory"] or (), values["replicas"]
+    return RequestQuestion(request, str(path), memory, changes, replicas)

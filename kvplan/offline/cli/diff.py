@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +13,9 @@ import click
 import kvplan
 from kvplan.offline.cli.deployment_options import read_question
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, does_not_fit, say_on_stderr
-from kvplan.offline.cli.plan_json import plan_numbers
+from kvplan.offline.cli.file_kinds import file_kind
+from kvplan.offline.cli.knobs import plan_given_plenty
+from kvplan.offline.cli.plan_json import WITHOUT_MEMORY, plan_numbers
 from kvplan.offline.cli.question import PlannerInput
 
 EPILOG = """\b
@@ -41,33 +44,54 @@ def command(sides: tuple[str, ...]) -> int:
     as_json = "--json" in sides
     a, b, common = _split([text for text in sides if text != "--json"])
     pair = (_answer(common + a), _answer(common + b))
+    names = side_names(a, b)
     if as_json:
-        click.echo(json.dumps([_side_dict(*side) for side in pair], indent=2))
+        answers = [_side_dict(name, *side) for name, side in zip(names, pair, strict=True)]
+        click.echo(json.dumps(dict(zip("ab", answers, strict=True)), indent=2))
     else:
         from kvplan.offline.cli.render_diff import render_diff
         from kvplan.offline.cli.terminal import make_console
 
-        render_diff(make_console(), *pair, _headers(pair, a, b))
-    for given, plan in pair:
+        render_diff(make_console(), *pair, names)
+    for name, (given, plan) in zip(names, pair, strict=True):
         if isinstance(plan, kvplan.NotEnoughMemory):
-            say_on_stderr(f"kvplan: {does_not_fit(given.label, plan)}")
+            whole = name if given.label in name else f"{given.label} {name}"
+            say_on_stderr(f"kvplan: {does_not_fit(whole, plan)}")
     fits = all(isinstance(plan, kvplan.Plan) for _, plan in pair)
     return FITS if fits else DOES_NOT_FIT
 
 
-def _headers(
-    pair: Sequence[tuple[PlannerInput, Any]], a: Sequence[str], b: Sequence[str]
-) -> tuple[str, str]:
-    """What the columns are called; with the options of each side where the models are the same."""
-    labels = pair[0][0].label, pair[1][0].label
-    if labels[0] != labels[1]:
-        return labels
-    common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
-    common = min(len(a), len(b)) if common is None else common
-    if any(side[common:] and not side[common].startswith("-") for side in (a, b)):
-        common -= 1  # the option whose values differ
-    own_a, own_b = (shlex.join(side[common:]) for side in (a, b))
-    return f"{labels[0]}\n{own_a}".rstrip(), f"{labels[1]}\n{own_b}".rstrip()
+def side_names(a: Sequence[str], b: Sequence[str]) -> tuple[str, str]:
+    """What the sides are called: model or file, and the options that the other has not."""
+    parts = _parts(a), _parts(b)
+    sources = [[part for part in side if not part.startswith("-")] for side in parts]
+    names = []
+    for side, other, source in zip(parts, reversed(parts), sources, strict=True):
+        own = [part for part in side if part.startswith("-") and part not in other]
+        alike = sources[0] == sources[1] and own
+        names.append(" ".join(own if alike else [*source, *own]))
+    return names[0], names[1]
+
+
+def _parts(side: Sequence[str]) -> list[str]:
+    """The model or recorded request, and each option with its values."""
+    parts: list[str] = []
+    for text in side:
+        if text.startswith("-") or not parts or not _takes_value(parts[-1]):
+            parts.append(text)
+        else:
+            parts[-1] = text if parts[-1] == "--request" else f"{parts[-1]} {shlex.quote(text)}"
+    return parts
+
+
+def _takes_value(part: str) -> bool:
+    """Whether an option still lacks its value."""
+    from kvplan.offline.cli.plan import command as plan_command
+
+    for option in plan_command.params:
+        if part in option.opts:
+            return isinstance(option, click.Option) and not option.is_flag
+    return False
 
 
 def _split(texts: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -93,15 +117,7 @@ def _split(texts: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
 
 def _with_request(side: list[str]) -> list[str]:
     """A recorded request needs no ``--request`` here."""
-    if side[0].endswith(".json"):
-        try:
-            with open(side[0], "rb") as file:
-                is_request = b'"kvplan_request"' in file.read(4096)
-        except OSError:
-            return side
-        if is_request:
-            return ["--request", *side]
-    return side
+    return ["--request", *side] if file_kind(Path(side[0])) == "request" else side
 
 
 def _answer(args: list[str]) -> tuple[PlannerInput, kvplan.Plan | kvplan.NotEnoughMemory]:
@@ -116,7 +132,13 @@ def _answer(args: list[str]) -> tuple[PlannerInput, kvplan.Plan | kvplan.NotEnou
             return given, error
 
 
-def _side_dict(given: PlannerInput, plan: Any) -> dict[str, Any]:
+def _side_dict(name: str, given: PlannerInput, plan: Any) -> dict[str, Any]:
+    side = {"name": name, "model": given.label, "fits": isinstance(plan, kvplan.Plan)}
+    known = plan
     if isinstance(plan, kvplan.NotEnoughMemory):
-        return {"model": given.label, "fits": False, "message": str(plan).strip()}
-    return {"model": given.label, "fits": True, "groups": len(plan.groups), **plan_numbers(plan)}
+        side["message"] = str(plan).strip()
+        known = plan_given_plenty(given)
+    numbers = {} if known is None else {"groups": len(known.groups), **plan_numbers(known)}
+    if known is not plan:
+        numbers = {key: value for key, value in numbers.items() if key in WITHOUT_MEMORY}
+    return side | numbers

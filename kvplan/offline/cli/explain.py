@@ -10,8 +10,7 @@ import click
 import kvplan
 from kvplan.offline.cli.deployment_options import deployment_options, read_question
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, does_not_fit
-from kvplan.offline.cli.fit_search import try_plan
-from kvplan.offline.cli.knobs import PLENTY, plan_with_plenty
+from kvplan.offline.cli.knobs import PLENTY, plan_with_plenty, try_plan
 from kvplan.offline.cli.question import Question
 
 EPILOG = """\b
@@ -32,14 +31,14 @@ LENGTHS = (1 << 10, 1 << 13, 1 << 15, 1 << 17, 1 << 20)
 def command(as_json: bool, **values: Any) -> int:
     """Explain what one request of MODEL holds, and why. Without --memory: only that."""
     question = read_question(values, needs_memory=False)
-    knows_memory = bool(values["memory"]) or values["request_file"] is not None
+    knows_memory = question.has_memory
     if not knows_memory:
         if values["max_model_len"] == "auto":
             raise BadInput("--max-model-len auto fits the context to --memory; give that, too")
         question = question.with_memory((PLENTY,))
     given = question.planner_input()
-    auto = values["max_model_len"] == "auto"
-    plan = given.plan_or_refuse() if auto else plan_with_plenty(question)
+    # A length that is fitted is part of the plan with the real memory only.
+    plan = given.plan_or_refuse() if given.config.auto_fit else plan_with_plenty(question)
     if plan is None:
         given.plan_or_refuse()  # raises the reason
         raise BadInput(f"{given.label} cannot be planned")

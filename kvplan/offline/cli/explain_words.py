@@ -6,11 +6,12 @@ from typing import Any
 
 import kvplan
 from kvplan.offline.cli.encoder_words import encoder_lines
+from kvplan.offline.cli.failures import counted
 from kvplan.offline.cli.fixed_part import fixed_words, spec_fixed_from
 from kvplan.offline.cli.group_rows import GroupRow, group_rows, held_bytes, is_sliced
 from kvplan.offline.cli.plan_json import plan_numbers
 from kvplan.offline.cli.question import PlannerInput
-from kvplan.offline.cli.sizes import format_size
+from kvplan.offline.cli.sizes import floor_hundredths, format_size
 from kvplan.specs import iter_layer_specs
 
 
@@ -35,13 +36,13 @@ def explain_lines(
         f"{plan.request_blocks:,} blocks of {format_size(plan.bytes_per_block)}, "
         f"{format_size(plan.request_bytes)} on each GPU"
         + (" (of the stage that holds the most)." if _stages(plan) > 1 else "."),
-        f"Its layers are in {_count(len(plan.groups), 'group')}. A block belongs to one group at a "
+        f"Its layers are in {counted(len(plan.groups), 'group')}. A block belongs to one group at "
         + (
-            "time, which cuts it into slices of its own; what a slice holds beyond its layers' "
+            "a time, which cuts it into slices of its own; what a slice holds beyond its layers' "
             "pages is padding. Other requests use the slices that this one leaves."
             if is_sliced(plan)
-            else "time and is as large as the widest group needs; in a smaller group the rest of a "
-            "block is padding."
+            else "a time and is as large as the widest group needs; in a smaller group the rest of "
+            "a block is padding."
         ),
         "",
     ]
@@ -61,20 +62,16 @@ def _stages(plan: kvplan.Plan) -> int:
     return len({worker.request_bytes for worker in plan.workers})
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" + ("s" if number != 1 else "")
-
-
 def _group_sentence(plan: kvplan.Plan, row: GroupRow) -> str:
     whole = row.count * row.pages * row.slice_bytes
     held = held_bytes(plan)
     share = whole / held if held else 0
     groups = f"Group {row.label}" if row.count == 1 else f"Groups {row.label}, each"
-    layers = _count(row.layers, "layer")
+    layers = counted(row.layers, "layer")
     each = " each" if row.count > 1 else ""
     thing = "slice" if row.slices > 1 else "block"
     text = (
-        f"{groups} with {layers}{row.which} of {row.kind}: {_count(row.pages, thing)}{each} of "
+        f"{groups} with {layers}{row.which} of {row.kind}: {counted(row.pages, thing)}{each} of "
         f"{row.block_size:,} tokens, {format_size(whole)} ({share:.1%}). {_why(plan, row)}"
     )
     if row.slices > 1:
@@ -139,9 +136,9 @@ def _pool(actual: kvplan.Plan) -> str:
     return (
         f"The memory holds {actual.num_blocks:,} blocks, one of them the null block: "
         f"{actual.max_concurrency:,.2f} such requests at once if each is charged all tokens in "
-        f"flight (vLLM's figure), {actual.steady_concurrency:,.2f} if they are counted once per "
-        f"engine. Block ids up to {actual.max_safe_block_id_bytes:,} lie below 2**31 bytes, those "
-        f"up to {actual.max_safe_block_id_elements:,} below 2**31 elements."
+        f"flight (vLLM's figure), {floor_hundredths(actual.steady_concurrency)} if they are "
+        f"counted once per engine. Block ids up to {actual.max_safe_block_id_bytes:,} lie below "
+        f"2**31 bytes, those up to {actual.max_safe_block_id_elements:,} below 2**31 elements."
     )
 
 
@@ -152,10 +149,9 @@ def _length_table(rows: list[dict[str, Any]]) -> list[str]:
     lines = ["  ".join(f"{name:>{width}}" for name, width in columns)]
     for row in rows:
         cells = [f"{row['length']:,}", format_size(row["request_bytes"])]
-        cells += [
-            "-" if row[key] is None else f"{row[key]:,.2f}"
-            for key in ("max_concurrency", "steady_concurrency")
-        ]
+        vllm, steady = row["max_concurrency"], row["steady_concurrency"]
+        cells += ["-" if vllm is None else f"{vllm:,.2f}"]
+        cells += ["-" if steady is None else floor_hundredths(steady)]
         shown = zip(cells, columns, strict=False)
         lines.append("  ".join(f"{cell:>{width}}" for cell, (_, width) in shown))
     return lines

@@ -6,8 +6,11 @@ import os
 import shutil
 import sys
 import textwrap
+from typing import TextIO
 
 import click
+
+from kvplan import PlanningError
 
 FITS = 0
 DOES_NOT_FIT = 1
@@ -27,8 +30,8 @@ class ReaderGone(Exception):
     """Writing failed since nobody reads; click would leave with 1 for a BrokenPipeError."""
 
 
-class DoesNotFit(click.ClickException, ValueError):
-    """It is clear before planning that nothing fits; a ValueError like the planner's refusals."""
+class DoesNotFit(click.ClickException, PlanningError):
+    """It is clear before planning that nothing fits."""
 
     exit_code = DOES_NOT_FIT
 
@@ -51,11 +54,21 @@ def report_failure(error: Exception) -> int:
     return code
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things: ``1 group``, ``7 groups``."""
+    return f"{number:,} {thing}" + ("s" if number != 1 else "")
+
+
 def say_on_stderr(text: str) -> None:
     """Print a message; on a terminal, broken between words."""
-    if sys.stderr.isatty():
-        text = wrapped(text, shutil.get_terminal_size().columns)
-    click.echo(text, err=True)
+    click.echo(wrap_for_terminal(text, sys.stderr), err=True)
+
+
+def wrap_for_terminal(text: str, stream: TextIO | None = None) -> str:
+    """A text for stdout or another stream: on a terminal, broken between words."""
+    if not (stream or sys.stdout).isatty():
+        return text
+    return wrapped(text, shutil.get_terminal_size().columns)
 
 
 def wrapped(text: str, width: int) -> str:
@@ -84,7 +97,7 @@ def _describe(error: Exception) -> tuple[str, int]:
         return _usage(error), BAD_INPUT
     if isinstance(error, click.ClickException):
         return error.format_message(), error.exit_code
-    if isinstance(error, (ValueError, NotImplementedError, AssertionError)):
+    if isinstance(error, (PlanningError, ValueError, AssertionError)):
         return str(error).strip() or type(error).__name__, BAD_INPUT
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""

@@ -7,10 +7,18 @@ from typing import Any
 
 import click
 
+import kvplan
 from kvplan.offline.cli import fit_search
 from kvplan.offline.cli.deployment_options import deployment_options, read_question
 from kvplan.offline.cli.encoder_words import encoder_note
-from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_stderr
+from kvplan.offline.cli.failures import (
+    DOES_NOT_FIT,
+    FITS,
+    BadInput,
+    counted,
+    say_on_stderr,
+    wrap_for_terminal,
+)
 from kvplan.offline.cli.heeded import option_given
 from kvplan.offline.cli.knobs import PLENTY
 from kvplan.offline.cli.param_types import IntegerIn
@@ -20,7 +28,7 @@ from kvplan.offline.cli.sizes import format_enough
 EPILOG = """\b
 Examples:
   kvplan fit gemma-3-27b --memory 30GiB
-  kvplan fit gemma-3-27b --memory 30GiB --concurrency 4
+  kvplan fit gemma-3-27b --memory 30GiB --concurrency 4 --steady
   kvplan fit llama-3.1-70b --find memory --tp 4 --max-model-len 128K --concurrency 8
   kvplan fit llama-3.1-70b --find gpus --memory 30GiB --concurrency 4
   kvplan fit gemma-3-27b --find batch --memory 20GiB
@@ -38,18 +46,25 @@ TARGETS = ("context", "memory", "gpus", "batch")
     type=click.Choice(TARGETS),
     default="context",
     show_default=True,
-    help="context: the longest; memory: the least of each GPU; gpus: the smallest --tp "
-    "of 1, 2, 4 and so on to 128; batch: the largest --max-num-batched-tokens.",
+    help="context: the longest; memory: the least of each GPU; gpus: the fewest, with --tp, --dcp, "
+    "--pp (powers of two to 128) and --dp, those given left as they are; batch: the largest "
+    "--max-num-batched-tokens.",
 )
 @click.option(
     "--concurrency",
     type=IntegerIn(min=1, max=10**9),
     default=1,
     show_default=True,
-    help="Requests of the full length that are to run at once, each with all tokens in flight.",
+    help="Requests of the full length that are to run at once.",
+)
+@click.option(
+    "--steady",
+    is_flag=True,
+    help="Count the tokens in flight once per engine, as a running server holds them, and not once "
+    "per request, as vLLM's figure does.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
-def command(find: str, concurrency: int, as_json: bool, **values: Any) -> int:
+def command(find: str, concurrency: int, steady: bool, as_json: bool, **values: Any) -> int:
     """Find what fits: the longest context, or the least memory, GPUs or batch for a context.
 
     The context asked for is --max-model-len, or the model's own.
@@ -63,34 +78,60 @@ def command(find: str, concurrency: int, as_json: bool, **values: Any) -> int:
     question = read_question(values, needs_memory=find != "memory")
     if find == "memory":
         question = question.with_memory((PLENTY,))
-    if find == "gpus" and not isinstance(question, ModelQuestion):
-        raise BadInput("--find gpus splits a model's caches; those of a recorded request are fixed")
-    allowed = fit_search.possible_gpus(question) if find == "gpus" else {}
-    first = next(iter(allowed.values()), question)
-    given = first.with_memory((PLENTY,)).planner_input()
-    length = given.config.max_model_len
+    given = _first_split(question, find).with_memory((PLENTY,)).planner_input()
+    # Only several requests differ in how tokens in flight are counted.
+    figures = (False, True) if concurrency > 1 else (steady,)
+    by_figure = {figure: _answer(question, find, concurrency, figure) for figure in figures}
     answer = {
         "find": find,
         "model": given.label,
         "concurrency": concurrency,
-        "max_model_len": length,
-        **_answer(question, find, concurrency, allowed),
+        "steady": steady,
+        "max_model_len": given.config.max_model_len,
+        **by_figure[steady],
+        "found_by_vllm": by_figure.get(False, by_figure[steady])["found"],
+        "found_steady": by_figure.get(True, by_figure[steady])["found"],
     }
     found = answer["found"] is not None
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     elif found:
-        click.echo(_words(answer))
+        click.echo(wrap_for_terminal(_words(answer)))
     # The largest batch has a formula of its own.
     note = encoder_note(given.config) if find != "batch" else ""
-    if found and note and not as_json:
-        say_on_stderr(note)
+    other = not steady
+    notes = [note] if note and (not found or not as_json) else []
+    if other in by_figure and by_figure[other]["found"] != answer["found"] and not as_json:
+        notes.insert(0, _by_the_other(answer | by_figure[other], other))
     if not found:
         more = "give more --memory" if values["gpu"] is None else "take a larger --gpu"
-        say_on_stderr(f"kvplan: {_nothing(answer, more)}")
-        if note:
-            say_on_stderr(note)
+        notes.insert(0, f"kvplan: {_nothing(answer, more)}")
+    for text in notes:
+        say_on_stderr(text)
     return FITS if found else DOES_NOT_FIT
+
+
+def _first_split(question: Question, find: str) -> Question:
+    """The question, or with GPUs to find, on as few as its heads and ``--dcp`` allow."""
+    if find != "gpus":
+        return question
+    if not isinstance(question, ModelQuestion):
+        raise BadInput("--find gpus splits a model's caches; those of a recorded request are fixed")
+    reason: kvplan.PlanningError | None = None
+    for _, changed in fit_search.splits(question, _given_splits()):
+        try:
+            changed.with_memory((PLENTY,)).planner_input()
+        except kvplan.PlanningError as error:
+            reason = reason or error
+            continue
+        return changed
+    raise reason or BadInput("no number of GPUs that is tried divides into --dcp ranks")
+
+
+def _given_splits() -> list[str]:
+    """What of the split the command line fixes."""
+    names = ("pipeline_parallel_size", "decode_context_parallel_size", "replicas")
+    return [name for name in names if option_given(name) is not None]
 
 
 #: The option that each target finds, by its parameter's name.
@@ -106,21 +147,35 @@ def _refuse_what_is_found(find: str) -> None:
             raise BadInput(f"--find {find} finds {option}; give one of the two, not both")
 
 
-def _answer(
-    question: Question, find: str, concurrency: int, allowed: dict[int, Question]
-) -> dict[str, Any]:
+def _answer(question: Question, find: str, concurrency: int, steady: bool) -> dict[str, Any]:
     match find:
         case "context":
-            return {"found": fit_search.longest_context(question, concurrency)}
+            return {"found": fit_search.longest_context(question, concurrency, steady)}
         case "gpus":
-            found = fit_search.fewest_gpus(allowed, concurrency)
-            stages = _stages(question)
-            total = None if found is None else found * stages
-            return {"found": found, "total_gpus": total, "tried": list(allowed)}
+            assert isinstance(question, ModelQuestion)
+            fixed = _given_splits()
+            found = fit_search.fewest_gpus(question, concurrency, steady, fixed)
+            if found is None:
+                return {"found": None, "options": None, "split": None, "cache_copies": None}
+            split, plan = found
+            return {
+                "found": split.gpus,
+                "options": split.options,
+                "split": {
+                    "tensor_parallel_size": split.tp,
+                    "decode_context_parallel_size": split.dcp,
+                    "pipeline_parallel_size": split.pp,
+                    "data_parallel_size": split.replicas,
+                },
+                # Ranks of --dcp share what would otherwise be copies.
+                "cache_copies": kvplan.kv_cache_groups_tp_replicas(plan.kv_cache_groups, split.tp)
+                // split.dcp
+                or 1,
+            }
         case "batch":
-            batch = fit_search.largest_batch(question, concurrency)
+            batch = fit_search.largest_batch(question, concurrency, steady)
             return {"found": batch, "any_fits": batch == fit_search.MAX_BATCH}
-    memory = fit_search.least_memory(question, concurrency)
+    memory = fit_search.least_memory(question, concurrency, steady)
     stages = _stages(question)
     each = None if memory is None else memory[:: max(len(memory) // stages, 1)]
     return {"found": None if memory is None else max(memory), "memory_by_stage": each}
@@ -142,9 +197,10 @@ def _words(answer: dict[str, Any]) -> str:
             at_once = f" for {times:,} requests at once" if times > 1 else ""
             return f"--max-model-len {found}: the longest context that fits{at_once}{whole}"
         case "gpus":
-            total = answer["total_gpus"]
-            in_all = f" ({total} GPUs in all, with --pp {total // found})" if total > found else ""
-            return f"--tp {found}: the fewest GPUs that hold {wanted}{in_all}"
+            return (
+                f"{answer['options']}: {counted(found, 'GPU')}, the fewest that hold {wanted}; "
+                f"{_copies(answer)}"
+            )
         case "batch":
             fits = "fit" if times > 1 else "fits"
             if answer["any_fits"]:
@@ -161,6 +217,31 @@ def _words(answer: dict[str, Any]) -> str:
     return f"--memory {sizes}: the least memory of each GPU that holds {wanted} ({exact})"
 
 
+def _copies(answer: dict[str, Any]) -> str:
+    """What of the deployment is there more than once."""
+    split, copies = answer["split"], answer["cache_copies"]
+    parts = []
+    if copies > 1:
+        parts.append(f"each token's cache is replicated on {copies} GPUs")
+    if split["data_parallel_size"] > 1:
+        each = -(-answer["concurrency"] // split["data_parallel_size"])
+        engines = f"{split['data_parallel_size']} engines, each for {counted(each, 'request')}"
+        parts.append(f"the weights are replicated in {engines}")
+    return ", and ".join(parts) or "nothing of the cache is replicated"
+
+
+def _by_the_other(answer: dict[str, Any], steady: bool) -> str:
+    """What is found when the tokens in flight are counted the other way."""
+    how = (
+        "With the tokens in flight counted once per engine, as a server holds them (--steady)"
+        if steady
+        else "By vLLM's figure, which charges each request all tokens in flight"
+    )
+    if answer["found"] is None:
+        return f"{how}: nothing is enough"
+    return f"{how}: {_words(answer)}"
+
+
 def _nothing(answer: dict[str, Any], more: str) -> str:
     length, times = answer["max_model_len"], answer["concurrency"]
     wanted = (
@@ -174,9 +255,8 @@ def _nothing(answer: dict[str, Any], more: str) -> str:
             return f"{answer['model']}: not even one token fits{many}; {more}"
         case "gpus":
             return (
-                f"{answer['model']}: no --tp of {', '.join(map(str, answer['tried']))} (the "
-                f"powers of two that the model and --dcp allow) holds {wanted}; {more} or "
-                "a shorter --max-model-len"
+                f"{answer['model']}: no --tp, --dcp, --pp and --dp that the model allows, up to "
+                f"128 GPUs, hold {wanted}; {more} or a shorter --max-model-len"
             )
         case "batch":
             return (

@@ -2,82 +2,177 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
 import kvplan
-from kvplan.offline.cli.knobs import PLENTY, plan_with_plenty
-from kvplan.offline.cli.question import Question
+from kvplan.offline.cli.knobs import PLENTY, plan_with_plenty, try_plan
+from kvplan.offline.cli.question import ModelQuestion, Question
 from kvplan.offline.cli.search import largest
 
-#: Tensor parallel sizes that are tried.
-GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+#: Ranks and stages that are tried.
+POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 #: Tokens of a step beyond which nobody goes.
 MAX_BATCH = 1 << 20
 
 
-def try_plan(question: Question) -> kvplan.Plan | None:
-    """The plan, or None where it does not fit or cannot be."""
-    try:
-        return question.planner_input().plan()
-    except (ValueError, NotImplementedError, AssertionError):
-        return None
+def requests_at_once(plan: kvplan.Plan, steady: bool = False) -> int:
+    """Whole requests of the full length that run at once.
 
-
-def requests_at_once(plan: kvplan.Plan) -> int:
-    """Requests of the full length that surely run at once: each with all tokens in flight."""
-    blocks = max((request_blocks(worker) for worker in plan.workers), default=0)
+    Args:
+        plan: The plan.
+        steady: Whether the tokens in flight are counted once per engine, as a running server holds
+            them; else each request is charged all of them, by vLLM's formula.
+    """
+    if steady and plan.groups:
+        return int(min(plan.steady_concurrency, 2**63 - 1))
+    blocks = _request_blocks(plan)
     return plan.usable_blocks // blocks if blocks else 2**63 - 1
 
 
-def request_blocks(worker: kvplan.WorkerReport) -> int:
-    """Blocks of one request on a worker."""
-    return worker.request_bytes // worker.bytes_per_block if worker.bytes_per_block else 0
+def _request_blocks(plan: kvplan.Plan) -> int:
+    """Blocks of one request by vLLM's formula, on the worker where it holds most."""
+    workers = [worker for worker in plan.workers if worker.bytes_per_block]
+    return max((w.request_bytes // w.bytes_per_block for w in workers), default=0)
 
 
-def holds(question: Question, concurrency: int) -> bool:
-    """Whether that many requests of the full length fit."""
+def holds(question: Question, concurrency: int, steady: bool = False) -> bool:
+    """Whether that many requests of the full length fit, spread over the replicas."""
     plan = try_plan(question)
-    return plan is not None and requests_at_once(plan) >= concurrency
+    return plan is not None and requests_at_once(plan, steady) >= _share(question, concurrency)
 
 
-def longest_context(question: Question, concurrency: int) -> int | None:
+def _share(question: Question, concurrency: int) -> int:
+    """Requests of each replica."""
+    return -(-concurrency // question.replicas)
+
+
+def longest_context(question: Question, concurrency: int, steady: bool = False) -> int | None:
     """The longest context, up to the one asked for (or the model's), that fits so many times."""
     limit = question.with_memory((PLENTY,)).planner_input().config.max_model_len
-    return largest(1, limit, lambda n: holds(question.with_length(n), concurrency))
+    return largest(1, limit, lambda n: holds(question.with_length(n), concurrency, steady))
 
 
-def least_memory(question: Question, concurrency: int) -> list[int] | None:
+def least_memory(question: Question, concurrency: int, steady: bool = False) -> list[int] | None:
     """The least memory of each worker for so many requests of the full length."""
     plan = plan_with_plenty(question)
     if plan is None:
         return None
-    blocks = max((request_blocks(worker) for worker in plan.workers), default=0)
-    return [(blocks * concurrency + 1) * worker.bytes_per_block for worker in plan.workers]
+    # With the null block.
+    blocks = _request_blocks(plan) * _share(question, concurrency) + 1
+    if steady and concurrency > 1:
+        too_few = largest(
+            1,
+            blocks,
+            lambda n: not holds(question.with_config(num_gpu_blocks_override=n), concurrency, True),
+        )
+        blocks = (too_few or 0) + 1
+    return [blocks * worker.bytes_per_block for worker in plan.workers]
 
 
-def possible_gpus(question: Question) -> dict[int, Question]:
-    """The question at each tensor parallel size that the model's heads and ``--dcp`` allow.
-
-    Raises:
-        ValueError: None is allowed; the reason is that of the last one tried.
-    """
-    allowed: dict[int, Question] = {}
-    for size in GPU_COUNTS:
-        try:
-            changed = question.with_options(tensor_parallel_size=size)
-            if changed is not None:
-                changed.with_memory((PLENTY,)).planner_input()
-                allowed[size] = changed
-        except (ValueError, NotImplementedError) as error:
-            reason = error
-    if not allowed:
-        raise reason
-    return allowed
-
-
-def fewest_gpus(allowed: dict[int, Question], concurrency: int) -> int | None:
-    """The least tensor parallel size that holds so many requests of the full length."""
-    return next((size for size, changed in allowed.items() if holds(changed, concurrency)), None)
-
-
-def largest_batch(question: Question, concurrency: int) -> int | None:
+def largest_batch(question: Question, concurrency: int, steady: bool = False) -> int | None:
     """The most tokens of a step with which so many requests of the full length fit."""
-    return largest(1, MAX_BATCH, lambda n: holds(question.with_batch(n), concurrency))
+    return largest(1, MAX_BATCH, lambda n: holds(question.with_batch(n), concurrency, steady))
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a number of GPUs is used.
+
+    Attributes:
+        gpus: GPUs in all.
+        replicas: Engines side by side (``--dp``), each with the whole model.
+        pp: Pipeline stages of each.
+        dcp: Decode context parallel ranks, over which the cache of a token is spread.
+        tp: Tensor parallel ranks of a stage.
+    """
+
+    gpus: int
+    replicas: int
+    pp: int
+    dcp: int
+    tp: int
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Fewest GPUs first, then what is nearest to ``--tp`` alone; if dcp at all, no copies."""
+        return self.gpus, self.replicas, self.pp, self.dcp > 1, -self.dcp
+
+    @property
+    def options(self) -> str:
+        """What to write on the command line."""
+        others = (("--dcp", self.dcp), ("--pp", self.pp), ("--dp", self.replicas))
+        return f"--tp {self.tp}" + "".join(f" {name} {n}" for name, n in others if n > 1)
+
+
+def splits(
+    question: ModelQuestion, fixed: Collection[str]
+) -> Iterator[tuple[Split, ModelQuestion]]:
+    """The ways to run one replica on a number of GPUs, fewest GPUs first.
+
+    Args:
+        question: The deployment.
+        fixed: Fields of its options, of ``pipeline_parallel_size`` and
+            ``decode_context_parallel_size``, that stay as they are.
+    """
+    options = question.options
+    stages = (options.pipeline_parallel_size,) if "pipeline_parallel_size" in fixed else POWERS
+    # One size for each stage or worker is for the stages and workers that were given.
+    if len(question.memory) > 1:
+        stages = (options.pipeline_parallel_size,)
+    ranks: tuple[int, ...] = POWERS
+    if "decode_context_parallel_size" in fixed:
+        ranks = (options.decode_context_parallel_size,)
+    most = POWERS[-1] * (stages[0] if len(stages) == 1 else 1)
+    found = [
+        Split(tp * pp, 1, pp, dcp, tp)
+        for pp in stages
+        for tp in (*POWERS, *(dcp for dcp in ranks if dcp not in POWERS))
+        for dcp in ranks
+        if tp * pp <= most and tp % dcp == 0
+    ]
+    for split in sorted(found, key=lambda split: split.order):
+        yield (
+            split,
+            question.with_options(
+                tensor_parallel_size=split.tp,
+                pipeline_parallel_size=split.pp,
+                decode_context_parallel_size=split.dcp,
+            ),
+        )
+
+
+def fewest_gpus(
+    question: ModelQuestion,
+    concurrency: int,
+    steady: bool = False,
+    fixed: Collection[str] = (),
+) -> tuple[Split, kvplan.Plan] | None:
+    """The fewest GPUs that hold so many requests of the full length, and the plan of a replica.
+
+    Tensor, pipeline and decode context parallel ranks are tried, and replicas of each.
+
+    Args:
+        question: The deployment; how it is split is found anew.
+        concurrency: Requests of the full length at once.
+        steady: How they are counted, as in `requests_at_once`.
+        fixed: Options that stay as they are: those of `splits`, and ``replicas``.
+    """
+    best: tuple[Split, kvplan.Plan] | None = None
+    most = POWERS[-1] * question.options.pipeline_parallel_size * question.replicas
+    for split, changed in splits(question, fixed):
+        if best is not None and split.gpus > best[0].gpus:
+            break
+        plan = try_plan(changed)
+        at_once = 0 if plan is None else requests_at_once(plan, steady)
+        if plan is None or at_once == 0:
+            continue
+        replicas = -(-concurrency // at_once)
+        if "replicas" in fixed:
+            if replicas > question.replicas:
+                continue
+            replicas = question.replicas
+        whole = Split(split.gpus * replicas, replicas, split.pp, split.dcp, split.tp)
+        if whole.gpus <= most and (best is None or whole.order < best[0].order):
+            best = whole, plan
+    return best

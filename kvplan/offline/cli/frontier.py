@@ -12,7 +12,7 @@ import kvplan
 from kvplan.offline.cli.deployment_options import deployment_options, read_question
 from kvplan.offline.cli.failures import FITS
 from kvplan.offline.cli.knobs import PLENTY
-from kvplan.offline.cli.pictures import HELP, check_picture, write_picture
+from kvplan.offline.cli.pictures import CHART_HELP
 from kvplan.offline.cli.question import PlannerInput
 
 EPILOG = """\b
@@ -30,7 +30,7 @@ Examples:
 @click.option(
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
-    help=f"Draw the curve into this file: {HELP}.",
+    help=f"Draw the curve into this file: {CHART_HELP}.",
 )
 def command(as_json: bool, plot: Path | None, **values: Any) -> int:
     """Show the groupings of MODEL that no other beats: fewer groups or more tokens.
@@ -40,9 +40,11 @@ def command(as_json: bool, plot: Path | None, **values: Any) -> int:
     same memory, against vLLM's own grouping.
     """
     if plot is not None:
-        check_picture(plot)
+        from kvplan.offline.cli.charts import check_chart, frontier_figure, write_chart
+
+        check_chart(plot)
     question = read_question(values, needs_memory=False)
-    has_memory = bool(values["memory"]) or values["request_file"] is not None
+    has_memory = question.has_memory
     if not has_memory:
         question = question.with_memory((PLENTY,))
     given = question.planner_input()
@@ -51,9 +53,7 @@ def command(as_json: bool, plot: Path | None, **values: Any) -> int:
     curve = kvplan.frontier(config, given.kv_cache_specs)
     sliced = _sliced_point(given, config, has_memory)
     if plot is not None:
-        from kvplan.offline.cli.frontier_plot import svg
-
-        write_picture(plot, given.label, svg(given.label, curve, sliced))
+        write_chart(plot, given.label, frontier_figure(given.label, curve, sliced))
         click.echo(f"wrote {plot}", err=True)
     if as_json:
         click.echo(json.dumps(_as_dict(given, curve, sliced, memory), indent=2))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import kvplan
-from kvplan.offline.cli.question import PlannerInput, Question
-from kvplan.offline.cli.sizes import format_enough, format_size
+from kvplan.offline.cli.failures import counted
+from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question
+from kvplan.offline.cli.sizes import floor_hundredths, format_enough, format_size
 
 #: A gain in steady requests below this is not worth a line.
 MIN_GAIN = 0.03
@@ -26,8 +28,8 @@ class Knob:
         option: What to write on the command line, e.g. ``--kv-cache-dtype fp8``.
         max_model_len: Tokens of the longest request, with the change.
         max_concurrency: Requests of that length at once by vLLM's formula, with the change.
-        gain: How many more tokens all that is, as a part of what it is without; None where nothing
-            fits without.
+        gain: How much longer the context is, or else how many more requests there are, as a part
+            of what it is without; None where nothing fits without.
         note: What else changes.
         longer: Whether the change lets longer requests in.
     """
@@ -42,7 +44,7 @@ class Knob:
     @property
     def words(self) -> str:
         """One line for a reader."""
-        requests = f"{self.max_concurrency:,.2f} requests at once"
+        requests = f"{floor_hundredths(self.max_concurrency)} requests at once"
         if self.longer:
             requests = f"a context of {self.max_model_len:,} tokens"
         what = f"fits, {requests}" if self.gain is None else f"{requests} ({self.gain:+.0%})"
@@ -58,18 +60,19 @@ def find_knobs(question: Question, plan: kvplan.Plan | None) -> list[Knob]:
     """
     found = []
     for option, changed, note in _candidates(question, plan):
-        try:
-            better = changed.planner_input().plan()
-        except (ValueError, NotImplementedError, AssertionError):
+        better = try_plan(changed)
+        if better is None:
             continue
         gain, longer = None, False
         if plan is not None and plan.max_concurrency > 0:
-            tokens = plan.max_concurrency * plan.max_model_len
-            gain = better.max_concurrency * better.max_model_len / tokens - 1
-            longer = better.max_model_len > plan.max_model_len
-            if gain < MIN_GAIN:
+            more = better.max_concurrency / plan.max_concurrency
+            growth = better.max_model_len / plan.max_model_len
+            # All tokens together decide whether it is worth a line.
+            if more * growth - 1 < MIN_GAIN:
                 continue
-        note = note or f"{len(better.groups)} groups"
+            longer = growth > 1
+            gain = (growth if longer else more) - 1
+        note = note or counted(len(better.groups), "group")
         found.append(Knob(option, better.max_model_len, better.max_concurrency, gain, note, longer))
     return sorted(found, key=lambda knob: -knob.max_concurrency * knob.max_model_len)
 
@@ -79,6 +82,7 @@ def _candidates(
 ) -> Iterator[tuple[str, Question, str]]:
     given = question.planner_input()
     config = given.config
+    yield from _undone(question, given)
     if config.grouping == "vllm":
         changed = question.with_config(grouping="compact")
         yield "--grouping compact", changed, ""
@@ -95,12 +99,63 @@ def _candidates(
         changed_dtype = question.with_options(kv_cache_dtype="fp8")
         if changed_dtype is not None:
             yield "--kv-cache-dtype fp8", changed_dtype, "lower precision"
-    if plan is None and len(question.memory) <= 1:
-        tp = config.tensor_parallel_size
-        more_ranks = question.with_options(tensor_parallel_size=2 * tp)
-        if more_ranks is not None:
-            note = "with the same memory for the cache on each GPU" if question.memory else ""
-            yield f"--tp {2 * tp}", more_ranks, note
+    if isinstance(question, ModelQuestion):
+        yield from _other_splits(question, more_gpus=plan is None)
+
+
+def _undone(question: Question, given: PlannerInput) -> Iterator[tuple[str, Question, str]]:
+    """Options that were set, or are on by default, without them."""
+    override = given.config.num_gpu_blocks_override
+    if override is not None:
+        without = question.with_config(num_gpu_blocks_override=None)
+        yield "without --num-gpu-blocks-override", without, "the blocks that the memory holds"
+    if not isinstance(question, ModelQuestion):
+        return
+    options = question.options
+    usual: dict[str, Any] = {
+        "disable_hybrid_kv_cache_manager": False,
+        "block_size": None,
+        "mamba_block_size": None,
+        "attention_backend": None,
+    }
+    for name, value in usual.items():
+        if getattr(options, name) != value:
+            changed = question.with_options(**{name: value})
+            yield f"without --{name.replace('_', '-')}", changed, "vLLM's own choice"
+    if options.async_scheduling and question.max_concurrent_batches is None:
+        changed = question.with_options(async_scheduling=False)
+        yield "--no-async-scheduling", changed, "one step less in flight, and slower"
+
+
+def _other_splits(
+    question: ModelQuestion, *, more_gpus: bool
+) -> Iterator[tuple[str, Question, str]]:
+    """The same GPUs without copies of a token's cache; twice as many GPUs."""
+    tp, pp = question.options.tensor_parallel_size, question.options.pipeline_parallel_size
+    dcp = question.options.decode_context_parallel_size
+    ranks = [n for n in (2, 4, 8, 16, 32, 64, 128) if dcp < n <= tp and tp % n == 0]
+    for n in ranks:
+        changed = question.with_options(decode_context_parallel_size=n)
+        yield f"--dcp {n}", changed, "the ranks share what each held a copy of"
+    if not more_gpus or len(question.memory) > 1:
+        return
+    same = "with the same memory for the cache on each GPU" if question.memory else "twice the GPUs"
+    yield f"--tp {2 * tp}", question.with_options(tensor_parallel_size=2 * tp), same
+    for n in sorted({2 * dcp, 2 * tp}):
+        if 1 < n <= 2 * tp and n not in ranks:
+            both = question.with_options(
+                tensor_parallel_size=2 * tp, decode_context_parallel_size=n
+            )
+            yield f"--tp {2 * tp} --dcp {n}", both, same
+    yield f"--pp {2 * pp}", question.with_options(pipeline_parallel_size=2 * pp), same
+
+
+def try_plan(question: Question) -> kvplan.Plan | None:
+    """The plan, or None where it does not fit or cannot be."""
+    try:
+        return question.planner_input().plan()
+    except kvplan.PlanningError:
+        return None
 
 
 def knobs_of_failure(question: Question, error: kvplan.NotEnoughMemory) -> list[str]:
@@ -164,5 +219,5 @@ def plan_given_plenty(given: PlannerInput) -> kvplan.Plan | None:
             if point is not None:
                 config = config.replace(num_gpu_blocks_override=point.request_blocks + 1)
         return kvplan.plan(config, given.kv_cache_specs, memory)
-    except (ValueError, NotImplementedError, AssertionError):
+    except kvplan.PlanningError:
         return None

@@ -12,7 +12,7 @@ import click
 from kvplan.offline.budget.gpus import find_gpu
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_stderr
 from kvplan.offline.cli.param_types import IntegerIn, ModelName, Parsed
-from kvplan.offline.cli.pictures import HELP, check_picture
+from kvplan.offline.cli.pictures import CHART_HELP
 
 EPILOG = """\b
 Examples:
@@ -50,7 +50,7 @@ Exit codes: 0 the engine started, 1 it did not, 2 the input is wrong.
 @click.option(
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
-    help=f"Draw where the time of each start went: {HELP}.",
+    help=f"Draw where the time of each start went: {CHART_HELP}.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
@@ -66,7 +66,9 @@ def command(
     if files.count("-") > 1:
         raise BadInput("- is stdin, which can be read once")
     if plot is not None:
-        check_picture(plot)
+        from kvplan.offline.cli.charts import check_chart
+
+        check_chart(plot)
     from kvplan.offline.cli.log_report import LogReport
 
     reports = [LogReport(_name(file), *_start(file, options["start"]), options) for file in files]
@@ -75,10 +77,9 @@ def command(
 
         write_request_file(reports[0].planner_input(), write_request)
     if plot is not None:
-        from kvplan.offline.cli.log_plot import starts_svg
-        from kvplan.offline.cli.pictures import write_picture
+        from kvplan.offline.cli.charts import starts_figure, write_chart
 
-        write_picture(plot, "Starts", starts_svg(reports))
+        write_chart(plot, "Starts", starts_figure(reports))
     if as_json:
         answers = [report.as_dict() for report in reports]
         click.echo(json.dumps(answers[0] if len(answers) == 1 else answers, indent=2))

@@ -11,7 +11,7 @@ import kvplan
 from kvplan.offline.cli.deployment_options import deployment_options, read_question
 from kvplan.offline.cli.failures import FITS, BadInput
 from kvplan.offline.cli.knobs import PLENTY, plan_with_plenty
-from kvplan.offline.cli.pictures import HELP, check_picture, write_picture
+from kvplan.offline.cli.pictures import HELP, check_picture, write_svg
 from kvplan.offline.cli.sizes import format_size
 
 EPILOG = """\b
@@ -39,9 +39,7 @@ def command(output: Path, **values: Any) -> int:
     """
     check_picture(output)
     question = read_question(values, needs_memory=False)
-    knows_memory = bool(values["memory"]) or not (
-        values["gpu"] is None and values["request_file"] is None
-    )
+    knows_memory = question.has_memory
     if not knows_memory:
         question = question.with_memory((PLENTY,))
     given = question.planner_input()
@@ -51,7 +49,9 @@ def command(output: Path, **values: Any) -> int:
     if not plan.groups:
         raise BadInput(f"{given.label} has no layer with a KV cache, so there is nothing to draw")
     picture = _svg(given.label, plan, with_buffer=knows_memory)
-    write_picture(output, f"{given.label}: what a block holds", picture)
+    from kvplan.offline.cli.map_page import SCRIPT
+
+    write_svg(output, f"{given.label}: what a block holds", picture, SCRIPT)
     click.echo(f"wrote {output}", err=True)
     return FITS
 

@@ -5,12 +5,13 @@ The first picture is what a block holds, the second where layers lie in the buff
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from xml.sax.saxutils import escape
 
 from kvplan.offline.cli.block_map import BlockMap, GroupMap, Page
 from kvplan.offline.cli.buffer_map import BufferMap, Part
+from kvplan.offline.cli.pictures import themed
 from kvplan.offline.cli.sizes import format_size
 
 WIDTH = 1200
@@ -21,31 +22,45 @@ TOP = 84
 MANY_GROUPS = 16
 #: Letters of a group's kind that fit beside its bar.
 MAX_KIND = 42
-#: Slices of a block that can be told apart.
-MAX_SLICES = 120
-#: Kinds of cache get these colours, in the order in which they appear.
-COLOURS = ("#7fb3d5", "#f5b97f", "#8fcf9f", "#c9a6dc", "#e6a0a0", "#b7c4cf", "#d8cf7e", "#8fd0cd")
-NULL_BLOCK = "#dddddd"
+#: A kind of cache has the same colour in every picture: Okabe and Ito's, which keep apart under
+#: every kind of colour blindness. By the first words of its name.
+KIND_COLOURS = {
+    "full attention": "#0072B2",
+    "sliding window": "#E69F00",
+    "MLA": "#009E73",
+    "state": "#CC79A7",
+    "chunks": "#56B4E9",
+    "": "#D55E00",
+}
+#: The first, second, third and later kind of a colour; text stays readable on all of them.
+OPACITIES = (0.6, 0.38, 0.22)
+#: What holds nothing: the null block.
+NULL_BLOCK = ("currentColor", 0.15)
 #: Where numbers of layers do not fit side by side, one of so many pages has its number.
 LABEL_STEPS = (2, 5, 10, 20, 50, 100)
-#: Pages narrower than this are drawn without an edge, which would hide them.
+#: Pages narrower than this are drawn as one with their like, the padding of all below.
 THIN = 4
 STYLE = (
-    "text{font-family:Helvetica,Arial,DejaVu Sans,sans-serif;font-size:12px;fill:#222}"
-    ".title{font-size:18px;font-weight:bold}.small{font-size:10px;fill:#444}"
-    ".page,.part{stroke:#fff;stroke-width:1}.thin{stroke:none}.frame{fill:none;stroke:#555;stroke-width:1}"
+    "text{font-family:Helvetica,Arial,DejaVu Sans,sans-serif;font-size:12px;fill:currentColor}"
+    ".title{font-size:18px;font-weight:bold}.small{font-size:10px}"
+    ".page,.part{stroke:currentColor;stroke-opacity:.5;stroke-width:.5}"
+    ".frame{fill:none;stroke:currentColor;stroke-opacity:.7}"
 )
 HATCH = (
     '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
-    'patternTransform="rotate(45)"><rect width="6" height="6" fill="#fff"/>'
-    '<line x1="0" y1="0" x2="0" y2="6" stroke="#999" stroke-width="2"/></pattern></defs>'
+    'patternTransform="rotate(45)"><line x1="0" y1="0" x2="0" y2="6" stroke="currentColor" '
+    'stroke-opacity=".5" stroke-width="2"/></pattern></defs>'
 )
+PADDING = ("url(#hatch)", 1.0)
+
+#: A colour and its opacity.
+Fill = tuple[str, float]
 
 
 def draw_svg(title: str, subtitle: str, block: BlockMap, buffer: BufferMap | None = None) -> str:
     """The pictures, as tall as their groups need; the second only where there is a buffer."""
     kinds = dict.fromkeys(page.kind for group in block.groups for page in group.pages)
-    colours = {kind: COLOURS[i % len(COLOURS)] for i, kind in enumerate(kinds)}
+    colours = fills(kinds)
     parts, bottom = _block_picture(title, subtitle, block, colours)
     if buffer is not None:
         more, bottom = _buffer_picture(block, buffer, colours, bottom + 24)
@@ -57,9 +72,19 @@ def draw_svg(title: str, subtitle: str, block: BlockMap, buffer: BufferMap | Non
         f'width="{WIDTH}" height="{height}" role="img">',
         f"<title>{escape(title)}</title><style>{STYLE}</style>",
         HATCH,
-        f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
     ]
-    return "\n".join([*head, *parts, "</svg>"]) + "\n"
+    return themed("\n".join([*head, *parts, "</svg>"]) + "\n")
+
+
+def fills(kinds: Iterable[str]) -> dict[str, Fill]:
+    """The colour of each kind, and how strong: several of a colour differ in that."""
+    found: dict[str, Fill] = {}
+    used = dict.fromkeys(KIND_COLOURS.values(), 0)
+    for kind in kinds:
+        colour = next(c for word, c in KIND_COLOURS.items() if word in kind.partition(" of ")[0])
+        found[kind] = (colour, OPACITIES[min(used[colour], len(OPACITIES) - 1)])
+        used[colour] += 1
+    return found
 
 
 def _bar_and_gap(groups: int) -> tuple[int, int]:
@@ -67,7 +92,7 @@ def _bar_and_gap(groups: int) -> tuple[int, int]:
 
 
 def _block_picture(
-    title: str, subtitle: str, block: BlockMap, colours: dict[str, str]
+    title: str, subtitle: str, block: BlockMap, colours: dict[str, Fill]
 ) -> tuple[list[str], int]:
     """What a block holds; its lines and where it ends."""
     columns = "layers and what they keep; tokens of a block; blocks of a request"
@@ -86,7 +111,7 @@ def _block_picture(
 
 
 def _buffer_picture(
-    block: BlockMap, buffer: BufferMap, colours: dict[str, str], top: int
+    block: BlockMap, buffer: BufferMap, colours: dict[str, Fill], top: int
 ) -> tuple[list[str], int]:
     """Where layers lie in the buffer; its lines and where it ends."""
     bar, gap = _bar_and_gap(len(buffer.rows))
@@ -113,22 +138,37 @@ def _buffer_picture(
         parts += _block_numbers(buffer, scale, y - 8)
     for number, row in enumerate(buffer.rows):
         line = y + number * (bar + gap)
+        parts.append(f'<g class="row" data-group="{number}">')
         parts.append(_text(BAR_LEFT - 10, line + bar / 2 + 4, str(number), anchor="end"))
-        parts.append(_rect(BAR_LEFT, line, BAR_WIDTH, bar, "url(#hatch)", "no layer's", "rest"))
-        for part in row:
-            parts += _part(part, line, bar, scale, colours)
+        for start, end in _gaps(row, buffer.window_bytes):
+            x, width = BAR_LEFT + start * scale, (end - start) * scale
+            parts.append(_rect(x, line, width, bar, PADDING, "no layer's", "rest"))
+        for run in _runs(row, scale):
+            parts += _pages(run, line, bar, scale, colours, "part")
         parts += _labels(row, line + bar / 2 + 3.5, scale)
         parts.append(_frame(BAR_LEFT, line, BAR_WIDTH, bar))
         parts.append(_text(TEXT_LEFT, line + bar / 2 + 4, _kind(block.groups[number].kind)))
         if not buffer.is_layer_major:
             parts += _boundaries(buffer, scale, line, bar)
+        parts.append("</g>")
     bottom = y + len(buffer.rows) * (bar + gap)
     parts += _axis(bottom + 6, buffer.window_bytes)
     return parts, bottom + 36
 
 
+def _gaps(row: Sequence[Part], window_bytes: int) -> Iterator[tuple[int, int]]:
+    """Bytes of the drawn part of the buffer that belong to no layer of a group."""
+    at = 0
+    for part in row:
+        if part.start > at:
+            yield at, part.start
+        at = max(at, part.start + part.content_bytes + part.padding_bytes)
+    if at < window_bytes:
+        yield at, window_bytes
+
+
 def _first_pages(
-    buffer: BufferMap, pages: Iterable[Part], colours: dict[str, str], y: int
+    buffer: BufferMap, pages: Iterable[Part], colours: dict[str, Fill], y: int
 ) -> list[str]:
     """One layer's part from its beginning: page after page, block 0 being the null block."""
     pages = list(pages)
@@ -148,7 +188,7 @@ def _first_pages(
         if page.padding_bytes:
             hint = f"{format_size(page.padding_bytes)} of padding"
             padding = page.padding_bytes * scale
-            parts.append(_rect(x + width, top, padding, 26, "url(#hatch)", hint, "part"))
+            parts.append(_rect(x + width, top, padding, 26, PADDING, hint, "part"))
         label = "0: null" if is_null else f"{page.block:,}"
         parts.append(_text(x + width / 2, top + 17, label, "small", "middle"))
     parts.append(_frame(BAR_LEFT, y + 6, BAR_WIDTH, 26))
@@ -174,7 +214,7 @@ def _boundaries(buffer: BufferMap, scale: float, line: float, bar: int) -> list[
         x = BAR_LEFT + block * buffer.bytes_per_block * scale
         parts.append(
             f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{line - 2}" y2="{line + bar + 2}" '
-            'stroke="#222" stroke-width="1.5"/>'
+            'stroke="currentColor" stroke-width="1.5"/>'
         )
     return parts
 
@@ -183,16 +223,70 @@ def _blocks_drawn(buffer: BufferMap) -> int:
     return max(1, round(buffer.window_bytes / buffer.bytes_per_block))
 
 
-def _part(part: Part, line: float, bar: int, scale: float, colours: dict[str, str]) -> list[str]:
-    x, width = BAR_LEFT + part.start * scale, part.content_bytes * scale
-    where = "all blocks" if part.block is None else f"block {part.block}"
-    hint = f"{part.layer}, {where}: {part.kind}, from byte {part.start:,}"
-    fill = NULL_BLOCK if part.block == 0 else colours[part.kind]
-    parts = [_rect(x, line, width, bar, fill, hint, "part")]
-    if part.padding_bytes:
-        hint = f"{part.layer}: {format_size(part.padding_bytes)} of padding"
-        padding = part.padding_bytes * scale
-        parts.append(_rect(x + width, line, padding, bar, "url(#hatch)", hint, "part"))
+def _runs(pages: Sequence[Page | Part], scale: float) -> Iterator[list[Page | Part]]:
+    """Pages one by one; those too thin to be seen, together with what is alike beside them."""
+    run: list[Page | Part] = []
+    for page in pages:
+        size = page.content_bytes + page.padding_bytes
+        if run and (size * scale >= THIN or not _follows(run[-1], page)):
+            yield run
+            run = []
+        run.append(page)
+        if size * scale >= THIN:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _follows(last: Page | Part, page: Page | Part) -> bool:
+    """Whether a page begins where one of the same shape ends."""
+    end = last.start + last.content_bytes + last.padding_bytes
+    return (end, last.kind, last.content_bytes, last.padding_bytes, _is_null(last)) == (
+        page.start,
+        page.kind,
+        page.content_bytes,
+        page.padding_bytes,
+        _is_null(page),
+    )
+
+
+def _is_null(page: Page | Part) -> bool:
+    return isinstance(page, Part) and page.block == 0
+
+
+def _pages(
+    run: Sequence[Page | Part],
+    top: float,
+    bar: int,
+    scale: float,
+    colours: dict[str, Fill],
+    style: str,
+) -> list[str]:
+    """The rectangles of one page, padding at its right; of several, padding below them all."""
+    first = run[0]
+    content = sum(page.content_bytes for page in run)
+    padding = sum(page.padding_bytes for page in run)
+    what = f"{first.kind}, {format_size(content)}"
+    where = f", from byte {first.start:,}" if isinstance(first, Part) else ""
+    if isinstance(first, Part):
+        where = (", all blocks" if first.block is None else f", block {first.block}") + where
+    layers = first.layer if len(run) == 1 else f"{first.layer} to {run[-1].layer}, {len(run)} pages"
+    fill = NULL_BLOCK if _is_null(first) else colours[first.kind]
+    x = BAR_LEFT + first.start * scale
+    whole = content + padding
+    hints = f"{layers}: {what}{where}", f"{layers}: {format_size(padding)} of padding"
+    if len(run) == 1:
+        parts = [_rect(x, top, content * scale, bar, fill, hints[0], style, first.label)]
+        if padding:
+            right = x + content * scale
+            parts.append(_rect(right, top, padding * scale, bar, PADDING, hints[1], style))
+        return parts
+    height = bar * content / whole
+    parts = [_rect(x, top, whole * scale, height, fill, hints[0], style, first.label)]
+    if padding:
+        below = _rect(x, top + height, whole * scale, bar - height, PADDING, hints[1], style)
+        parts.append(below)
     return parts
 
 
@@ -232,12 +326,21 @@ def _text(x: float, y: float, words: str, style: str = "", anchor: str = "start"
 
 
 def _rect(
-    x: float, y: float, width: float, height: float, fill: str, hint: str, style: str = "page"
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    fill: Fill,
+    hint: str,
+    style: str = "page",
+    layer: str = "",
 ) -> str:
-    style += " thin" if width < THIN else ""
+    colour, opacity = fill
+    shown = f' fill-opacity="{opacity:g}"' if opacity != 1 else ""
+    numbered = f' data-layer="{layer}"' if layer else ""
     return (
-        f'<rect class="{style}" x="{x:.2f}" y="{y}" width="{width:.2f}" height="{height}" '
-        f'fill="{fill}"><title>{escape(hint)}</title></rect>'
+        f'<rect class="{style}"{numbered} x="{x:.2f}" y="{y:.4g}" width="{width:.2f}" '
+        f'height="{height:.4g}" fill="{colour}"{shown}><title>{escape(hint)}</title></rect>'
     )
 
 
@@ -250,12 +353,13 @@ def _kind(words: str) -> str:
 
 
 def _bar(
-    group: GroupMap, top: int, bar: int, bytes_per_block: int, colours: dict[str, str]
+    group: GroupMap, top: int, bar: int, bytes_per_block: int, colours: dict[str, Fill]
 ) -> list[str]:
     scale = BAR_WIDTH / bytes_per_block
     middle = top + bar / 2 + 4
-    parts = [_text(BAR_LEFT - 10, middle, str(group.index), anchor="end")]
-    drawn = group if group.slices <= MAX_SLICES else _merged(group)
+    parts = [f'<g class="row" data-group="{group.index}">']
+    parts.append(_text(BAR_LEFT - 10, middle, str(group.index), anchor="end"))
+    drawn = group if group.slice_bytes * scale >= THIN else _merged(group)
     for number in range(drawn.slices):
         parts += _slice(drawn, number, top, bar, scale, colours)
     parts.append(_frame(BAR_LEFT, top, BAR_WIDTH, bar))
@@ -263,37 +367,32 @@ def _bar(
     if group.slices > 1:
         words = f"{group.slices:,} slices of {words}"
     parts.append(_text(TEXT_LEFT, middle, words))
+    parts.append("</g>")
     return parts
 
 
 def _slice(
-    group: GroupMap, number: int, top: int, bar: int, scale: float, colours: dict[str, str]
+    group: GroupMap, number: int, top: int, bar: int, scale: float, colours: dict[str, Fill]
 ) -> list[str]:
     """The pages of one slice and what is left of it; without slices, of the whole block."""
     parts = []
     start = number * group.slice_bytes
     pages = [replace(page, start=start + page.start) for page in group.pages]
-    for page in pages:
-        x, width = BAR_LEFT + page.start * scale, page.content_bytes * scale
-        hint = f"{page.layer}: {page.kind}, {format_size(page.content_bytes)}"
-        parts.append(_rect(x, top, width, bar, colours[page.kind], hint))
-        if page.padding_bytes:
-            hint = f"{page.layer}: {format_size(page.padding_bytes)} of padding"
-            padding = page.padding_bytes * scale
-            parts.append(_rect(x + width, top, padding, bar, "url(#hatch)", hint))
-    # Numbers of every so-manieth layer would lie across the cuts.
+    for run in _runs(pages, scale):
+        parts += _pages(run, top, bar, scale, colours, "page")
+    # Numbers of some layers only would lie across the cuts.
     if group.slices == 1 or _all_fit(pages, scale):
         parts += _labels(pages, top + bar / 2 + 3.5, scale)
     if group.unused_bytes > 0:
         end = start + group.slice_bytes
         hint = f"padding: {format_size(group.unused_bytes)} hold nothing"
         x, width = BAR_LEFT + (end - group.unused_bytes) * scale, group.unused_bytes * scale
-        parts.append(_rect(x, top, width, bar, "url(#hatch)", hint))
+        parts.append(_rect(x, top, width, bar, PADDING, hint))
     if number > 0:
         x = BAR_LEFT + start * scale
         parts.append(
             f'<line class="cut" x1="{x:.2f}" x2="{x:.2f}" y1="{top}" y2="{top + bar}" '
-            'stroke="#222"/>'
+            'stroke="currentColor"/>'
         )
     return parts
 
@@ -320,10 +419,10 @@ def _axis(y: float, total_bytes: int) -> list[str]:
     return parts
 
 
-def _legend(top: float, colours: dict[str, str]) -> list[str]:
+def _legend(top: float, colours: dict[str, Fill]) -> list[str]:
     parts = []
-    for number, (kind, fill) in enumerate([*colours.items(), ("padding", "url(#hatch)")]):
+    for number, (kind, fill) in enumerate([*colours.items(), ("padding", PADDING)]):
         x, y = BAR_LEFT + 360 * (number % 3), top + 22 * (number // 3)
-        parts.append(f'<rect x="{x}" y="{y}" width="14" height="14" fill="{fill}" stroke="#888"/>')
+        parts.append(_rect(x, y, 14, 14, fill, kind, "part"))
         parts.append(_text(x + 20, y + 11, kind))
     return parts

@@ -11,6 +11,7 @@ from kvplan.offline.cli.gpu_budget import budget_dict
 from kvplan.offline.cli.knobs import Knob
 from kvplan.offline.cli.placement_file import placement_dict
 from kvplan.offline.cli.question import PlannerInput
+from kvplan.offline.cli.render_plan import own_warnings
 
 VERSION = 1
 
@@ -35,6 +36,22 @@ _NUMBERS = (
     "limiting_group",
     "max_safe_block_id_bytes",
     "max_safe_block_id_elements",
+)
+#: What is known of a plan without its memory.
+WITHOUT_MEMORY = frozenset(
+    (
+        "groups",
+        "requested_max_model_len",
+        "bytes_per_block",
+        "request_blocks",
+        "request_bytes",
+        "fixed_bytes_per_request",
+        "fixed_from_tokens",
+        "bytes_per_token",
+        "next_token_bytes",
+        "encoder_tokens_per_request",
+        "limiting_group",
+    )
 )
 _GROUP_FIELDS = (
     "kind",
@@ -85,6 +102,7 @@ def plan_dict(given: PlannerInput, plan: kvplan.Plan, knobs: list[Knob]) -> dict
         "model": given.label,
         "facts": given.facts,
         "budget": budget_dict(given.budgets),
+        "replicas": given.replicas,
         "config": plan.config.to_dict(),
         **plan_numbers(plan),
         "groups": [
@@ -96,7 +114,7 @@ def plan_dict(given: PlannerInput, plan: kvplan.Plan, knobs: list[Knob]) -> dict
             {field: getattr(worker, field) for field in _WORKER_FIELDS} for worker in plan.workers
         ],
         "knobs": [_knob_dict(knob) for knob in knobs],
-        "warnings": list(plan.warnings),
+        "warnings": [*own_warnings(given, plan), *plan.warnings],
         "placement": placement_dict(plan, given.kv_cache_specs),
     }
 
@@ -111,6 +129,7 @@ def failure_dict(
         "model": given.label,
         "facts": given.facts,
         "budget": budget_dict(given.budgets),
+        "replicas": given.replicas,
         "config": given.config.to_dict(),
         "error": {
             "message": str(error).strip(),

@@ -35,6 +35,7 @@ class PlannerInput:
         max_num_seqs: Sequences that the engine is started for, or None where that is not known.
         budgets: What the memory of each pipeline stage was predicted from, if it was.
         max_num_batched_tokens: Tokens of one step.
+        replicas: Engines side by side, each with such a cache.
     """
 
     label: str
@@ -44,6 +45,7 @@ class PlannerInput:
     facts: dict[str, str] = field(default_factory=dict)
     max_num_seqs: int | None = None
     budgets: Sequence[Budget] = ()
+    replicas: int = 1
 
     @property
     def draft_layers(self) -> frozenset[str]:
@@ -103,6 +105,12 @@ class Question:
 
     config_changes: Mapping[str, Any]
     memory: Sequence[int]
+    replicas: int
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether it says, or estimates, the memory for the cache."""
+        raise NotImplementedError
 
     def with_config(self, **changes: Any) -> Question:
         """The same question under other fields of `PlanningConfig`."""
@@ -148,6 +156,7 @@ class ModelQuestion(Question):
         max_concurrent_batches: Batches in flight at once, or None for what vLLM would have.
         estimate: Where the memory comes from if none was given.
         max_num_seqs: Sequences that the engine is started for, or None where that is not known.
+        replicas: Engines side by side (``--dp``), each with the whole model and its own cache.
         known: What was found of the same model under options that differ at most in
             ``max_model_len``; saves finding it again.
     """
@@ -160,6 +169,12 @@ class ModelQuestion(Question):
     estimate: GpuBudget | None = None
     max_num_seqs: int | None = None
     known: ModelPlanInput | None = None
+    replicas: int = 1
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the memory is given or estimated."""
+        return bool(self.memory) or self.estimate is not None
 
     def model_input(self) -> ModelPlanInput:
         """What the model's config says under the options. Raises `ModelError`."""
@@ -207,6 +222,7 @@ class ModelQuestion(Question):
             facts=facts,
             max_num_seqs=self.max_num_seqs,
             budgets=budgets,
+            replicas=self.replicas,
         )
 
     def with_options(self, **changes: Any) -> ModelQuestion:
@@ -223,6 +239,12 @@ class RequestQuestion(Question):
     source: str
     memory: Sequence[int] = ()
     config_changes: Mapping[str, Any] = field(default_factory=dict)
+    replicas: int = 1
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the memory is given or recorded."""
+        return bool(self.memory or self.request.available_memory())
 
     def planner_input(self) -> PlannerInput:
         """Everything that the planner takes. Raises `RequestError`."""
@@ -237,7 +259,7 @@ class RequestQuestion(Question):
         if isinstance(self.request.source, str):
             facts["recorded by"] = self.request.source
         label = self.request.model if isinstance(self.request.model, str) else self.source
-        return PlannerInput(label, config, specs, memory, facts)
+        return PlannerInput(label, config, specs, memory, facts, self.replicas)
 
     def with_options(self, **changes: Any) -> None:
         """None: a recorded request's specs are fixed."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.bench.measure import show_ratio, show_seconds
 from kvplan.bench.report import Report, Row, ratios
+from kvplan.offline.cli.failures import counted
 from kvplan.offline.cli.sizes import format_size
 from kvplan.offline.cli.tables import Column, FittingTable
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 TITLES = {
     "planning": "Planning an engine: specs in, every worker's plan out",
     "placement": "Placing the tensors of one worker",
-    "construction": "Constructing a block pool",
+    "construction": "A block pool from nothing, every block handed out once",
     "allocation": "The block pool, per block",
     "memory": "Memory of a block pool, in a process of its own",
     "gcd": "The search for an approximate divisor of three values",
@@ -48,13 +49,16 @@ def render_comparison(console: Console, new: Report, old: Report) -> None:
             console.print(f"{key}: before {a}, now {b}", markup=False)
     found = ratios(new, old)
     sides = list(dict.fromkeys(side for _, by_side in found for side in by_side))
+    if any(row.peak_bytes for row, _ in found):
+        console.print("Of rows of memory: how many times as much it was before", markup=False)
     table = FittingTable([Column("work", words=True), *map(Column, sides)])
     for row, by_side in found:
         cells = [f"{by_side[side]:.2f}x" if side in by_side else "" for side in sides]
         table.add_row(_name(row), *cells)
     table.print(console)
-    if len(found) < len(new.rows):
-        console.print(f"{len(new.rows) - len(found)} rows are not in the earlier run")
+    missing = len(new.rows) - len(found)
+    if missing:
+        console.print(f"{counted(missing, 'row')} without a counterpart in the earlier run")
 
 
 def _name(row: Row) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import kvplan
 from kvplan.offline.cli.fixed_part import fixed_from_tokens
+from kvplan.offline.cli.knobs import plan_given_plenty
 from kvplan.offline.cli.question import PlannerInput
-from kvplan.offline.cli.sizes import format_size
+from kvplan.offline.cli.sizes import floor_hundredths, format_size
 from kvplan.offline.cli.tables import Column, FittingTable
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ class Row(NamedTuple):
     write: Callable[[Any], str]
     #: Left out where both sides have this value.
     usual: Any = ""
+    #: Whether a side that does not fit has it nevertheless.
+    without_memory: bool = True
 
 
 def _number(value: float) -> str:
@@ -47,13 +50,18 @@ ROWS = (
     Row("grouping", lambda given, plan: plan.config.grouping, str, usual="vllm"),
     Row("slices", lambda given, plan: _slices(plan), str, usual="-"),
     Row("block", lambda given, plan: plan.bytes_per_block, format_size),
-    Row("blocks", lambda given, plan: plan.num_blocks, _number),
-    Row("context", lambda given, plan: plan.max_model_len, _number),
-    Row("tokens (vLLM)", lambda given, plan: plan.capacity_tokens, _number),
-    Row("tokens (usable)", lambda given, plan: plan.usable_capacity_tokens, _number),
-    Row("tokens (steady)", lambda given, plan: plan.steady_capacity_tokens, _number),
-    Row("requests (vLLM)", lambda given, plan: plan.max_concurrency, _number),
-    Row("requests (steady)", lambda given, plan: plan.steady_concurrency, _number),
+    *(
+        Row(name, value, write, without_memory=False)
+        for name, value, write in (
+            ("blocks", lambda given, plan: plan.num_blocks, _number),
+            ("context", lambda given, plan: plan.max_model_len, _number),
+            ("tokens (vLLM)", lambda given, plan: plan.capacity_tokens, _number),
+            ("tokens (usable)", lambda given, plan: plan.usable_capacity_tokens, _number),
+            ("tokens (steady)", lambda given, plan: plan.steady_capacity_tokens, _number),
+            ("requests (vLLM)", lambda given, plan: plan.max_concurrency, _number),
+            ("requests (steady)", lambda given, plan: plan.steady_concurrency, floor_hundredths),
+        )
+    ),
     Row("one request", lambda given, plan: plan.request_bytes, format_size),
     Row("fixed", lambda given, plan: plan.fixed_bytes_per_request, format_size),
     Row("fixed from", lambda given, plan: _fixed_from(plan), str, usual="-"),
@@ -71,9 +79,14 @@ ROWS = (
 
 def render_diff(console: Console, a: Side, b: Side, headers: tuple[str, str]) -> None:
     """Print the two plans under their headers; what is equal is dimmed."""
-    table = FittingTable([Column("", words=True), *map(Column, headers), Column("change")])
+    sides = (Column(header, words=True, right=True) for header in headers)
+    table = FittingTable([Column("", words=True), *sides, Column("change")])
+    known = [_known(side) for side in (a, b)]
+    fits = ["yes" if plan is known[i] else "no" for i, (_, plan) in enumerate((a, b))]
+    if "no" in fits:
+        table.add_row("fits", *fits, change(*fits))
     for row in ROWS:
-        values = [_value(row, side) for side in (a, b)]
+        values = [_value(row, side, plan) for side, plan in zip((a, b), known, strict=True)]
         if set(values) <= {row.usual, None}:
             continue
         texts = ["does not fit" if value is None else row.write(value) for value in values]
@@ -86,9 +99,17 @@ def render_diff(console: Console, a: Side, b: Side, headers: tuple[str, str]) ->
     table.print(console)
 
 
-def _value(row: Row, side: Side) -> Any:
+def _known(side: Side) -> kvplan.Plan | None:
+    """The plan; of one that does not fit, the same with plenty of memory."""
     given, plan = side
-    return row.value(given, plan) if isinstance(plan, kvplan.Plan) and plan.groups else None
+    return plan if isinstance(plan, kvplan.Plan) else plan_given_plenty(given)
+
+
+def _value(row: Row, side: Side, known: kvplan.Plan | None) -> Any:
+    given, plan = side
+    if known is None or not known.groups or not (row.without_memory or known is plan):
+        return None
+    return row.value(given, known)
 
 
 def change(a: Any, b: Any) -> str:

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import kvplan
 from kvplan.offline.cli.encoder_words import encoder_lines
+from kvplan.offline.cli.failures import counted
+from kvplan.offline.cli.fit_search import requests_at_once
 from kvplan.offline.cli.fixed_part import fixed_words
 from kvplan.offline.cli.group_rows import GroupRow, group_rows, held_bytes, is_sliced
 from kvplan.offline.cli.knobs import Knob
 from kvplan.offline.cli.question import PlannerInput
-from kvplan.offline.cli.sizes import format_size
+from kvplan.offline.cli.sizes import floor_hundredths, format_size
 from kvplan.offline.cli.tables import Column, FittingTable
 
 if TYPE_CHECKING:
@@ -26,8 +28,26 @@ def render_plan(
     if plan.groups:
         group_table(given, plan).print(console)
     console.print(_facts(given, plan, knobs))
-    for warning in plan.warnings:
+    for warning in own_warnings(given, plan):
         console.print(f"Warning: {warning}", style="yellow", markup=False)
+    for warning in plan.warnings:
+        console.print(f"vLLM will log: {warning}", style="yellow", markup=False)
+
+
+def own_warnings(given: PlannerInput, plan: kvplan.Plan) -> list[str]:
+    """What is wrong with the plan though vLLM does not say so when it plans."""
+    if plan.config.num_gpu_blocks_override is None or not plan.groups:
+        return []
+    beyond = [w for w in plan.workers if w.effective_bytes > w.available_bytes]
+    if not beyond:
+        return []
+    worst = max(beyond, key=lambda worker: worker.effective_bytes - worker.available_bytes)
+    return [
+        f"num_gpu_blocks_override={plan.config.num_gpu_blocks_override} takes "
+        f"{format_size(worst.effective_bytes)} of a GPU, more than the "
+        f"{format_size(worst.available_bytes)} that are there: vLLM plans so and then runs out of "
+        "memory"
+    ]
 
 
 def group_table(given: PlannerInput, plan: kvplan.Plan) -> FittingTable:
@@ -78,6 +98,7 @@ def _title(given: PlannerInput, plan: kvplan.Plan) -> str:
             ("TP", config.tensor_parallel_size),
             ("PP", config.pipeline_parallel_size),
             ("DCP", config.decode_context_parallel_size),
+            ("DP", given.replicas),
         )
         if size > 1
     )
@@ -123,13 +144,19 @@ def plan_lines(given: PlannerInput, plan: kvplan.Plan) -> list[tuple[str, str]]:
             f"{plan.capacity_tokens:,} by vLLM's figure; {plan.usable_capacity_tokens:,} usable, "
             "since the null block holds none",
         ),
-        ("Requests", f"{plan.max_concurrency:,.2f} of {length:,} tokens at once (vLLM's figure)"),
+        (
+            "Requests",
+            f"{plan.max_concurrency:,.2f} of {length:,} tokens at once (vLLM's figure), "
+            f"{requests_at_once(plan):,} of them whole",
+        ),
         (
             "Steady",
-            f"{plan.steady_concurrency:,.2f} requests, {plan.steady_capacity_tokens:,} tokens: "
+            f"{floor_hundredths(plan.steady_concurrency)} requests, "
+            f"{plan.steady_capacity_tokens:,} tokens: "
             f"the {plan.config.max_in_flight_tokens:,} tokens in flight counted once per engine, "
             "not once per request",
         ),
+        *_replicas(given, plan),
         *(("Encoder", text) for text in encoder_lines(plan)),
         (
             "One request",
@@ -138,6 +165,21 @@ def plan_lines(given: PlannerInput, plan: kvplan.Plan) -> list[tuple[str, str]]:
         ("Limited by", _limit(given, plan)),
     ]
     return lines
+
+
+def _replicas(given: PlannerInput, plan: kvplan.Plan) -> list[tuple[str, str]]:
+    """What engines side by side hold together."""
+    number = given.replicas
+    if number == 1:
+        return []
+    return [
+        (
+            "Replicas",
+            f"{number} engines with such a cache each; together "
+            f"{requests_at_once(plan) * number:,} whole requests at once (vLLM's figure), "
+            f"{requests_at_once(plan, steady=True) * number:,} steadily",
+        )
+    ]
 
 
 def _grouping(plan: kvplan.Plan) -> list[tuple[str, str]]:
@@ -175,12 +217,20 @@ def _context(plan: kvplan.Plan) -> str:
 
 
 def _limit(given: PlannerInput, plan: kvplan.Plan) -> str:
-    group = plan.groups[plan.limiting_group]
     held = held_bytes(plan)
-    rows = group_rows(plan, given.draft_layers)
-    kind = next(row.kind for row in reversed(rows) if row.first <= plan.limiting_group)
-    share = group.pages_per_request * group.slice_bytes / held if held else 0
-    text = f"group {plan.limiting_group} ({kind}), {share:.0%} of a request"
+    # Groups of a kind count together, however many vLLM makes of its layers.
+    kinds: dict[str, list[GroupRow]] = {}
+    for row in group_rows(plan, given.draft_layers):
+        kinds.setdefault(row.kind, []).append(row)
+
+    def bytes_of(rows: list[GroupRow]) -> int:
+        return sum(row.count * row.pages * row.slice_bytes for row in rows)
+
+    kind, rows = max(kinds.items(), key=lambda item: bytes_of(item[1]))
+    labels = ", ".join(row.label for row in rows)
+    number = sum(row.count for row in rows)
+    share = bytes_of(rows) / held if held else 0
+    text = f"{kind} (group{'s' if number > 1 else ''} {labels}), {share:.0%} of a request"
     override = plan.config.num_gpu_blocks_override
     if override is not None:
         return f"num_gpu_blocks_override={override}, not memory; most of a request is in {text}"
@@ -188,6 +238,6 @@ def _limit(given: PlannerInput, plan: kvplan.Plan) -> str:
         worker = plan.workers[plan.limiting_worker]
         text += (
             f"; worker {plan.limiting_worker}, whose {format_size(worker.available_bytes)} hold "
-            f"{worker.num_blocks:,} blocks"
+            f"{counted(worker.num_blocks, 'block')}"
         )
     return text

@@ -108,7 +108,7 @@ class _Parquet:
             import pyarrow.parquet
         except ImportError:
             raise BadInput(
-                f"{path}: a .parquet needs the package pyarrow: pip install 'kvplan[parquet]'; a "
+                f"{path}: a .parquet needs the package pyarrow: pip install pyarrow; a "
                 ".csv, .json or .jsonl needs nothing"
             ) from None
         types = {

@@ -101,11 +101,10 @@ def _asked(question: ModelQuestion) -> int | None:
 
 def _nothing_fits(question: ModelQuestion, concurrency: int) -> int:
     times = f" {concurrency:,} times" if concurrency > 1 else ""
-    allowed = fit_search.possible_gpus(question.with_length(1))
-    ranks = fit_search.fewest_gpus(allowed, concurrency)
+    found = fit_search.fewest_gpus(question.with_options(max_model_len=1), concurrency)
     hint = "give more memory"
-    if ranks is not None:
-        hint = f"--tp {ranks} holds a request of one token{times}, or give more memory"
+    if found is not None:
+        hint = f"{found[0].options} holds a request of one token{times}, or give more memory"
     say_on_stderr(f"kvplan: {question.model.source}: not even one token fits{times}; {hint}")
     return DOES_NOT_FIT
 

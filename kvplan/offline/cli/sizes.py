@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal, InvalidOperation, Overflow
 
@@ -66,6 +67,11 @@ def _unit(unit: str) -> int | None:
     if rest == "b" or (rest == "" and prefix.islower()):
         return _DECIMAL[prefix.lower()]
     return None
+
+
+def floor_hundredths(value: float) -> str:
+    """A number of requests with two digits, rounded down: what it says does fit."""
+    return f"{math.floor(value * 100) / 100:,.2f}" if math.isfinite(value) else "any number of"
 
 
 def format_size(num_bytes: float) -> str:

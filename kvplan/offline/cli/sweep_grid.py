@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kvplan
 from kvplan.offline.cli.deployment_options import layout_for
-from kvplan.offline.cli.question import ModelQuestion, PlannerInput
+from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question, RequestQuestion
+
+if TYPE_CHECKING:
+    from kvplan.offline.cli.gpu_budget import GpuBudget
 
 #: Plans that one worker process makes before it hands its rows over.
 CHUNK = 512
@@ -24,6 +27,7 @@ KEYS = (
     "block_size",
     "max_num_batched_tokens",
     "grouping",
+    "gpu",
     "memory_bytes",
     "asked_max_model_len",
 )
@@ -45,7 +49,7 @@ ANSWERS = (
     "error",
 )
 COLUMNS = (*KEYS, *ANSWERS)
-_TEXT = ("model", "kv_cache_dtype", "grouping", "asked_max_model_len", "error")
+_TEXT = ("model", "kv_cache_dtype", "grouping", "gpu", "asked_max_model_len", "error")
 _FLOATS = ("bytes_per_token", "max_concurrency", "steady_concurrency")
 #: The type of each column's values; "auto" makes the asked length text.
 COLUMN_TYPES: dict[str, type] = {
@@ -58,6 +62,18 @@ _PLAN_FIELDS = tuple(
 
 
 @dataclass(frozen=True)
+class Estimated:
+    """A GPU instead of a size: its name, what it has left for the cache, and its capability."""
+
+    name: str
+    estimate: GpuBudget
+    capability: tuple[int, ...] | None
+
+
+Memory = int | Estimated
+
+
+@dataclass(frozen=True)
 class Grid:
     """The values of each axis.
 
@@ -66,9 +82,11 @@ class Grid:
         options: Values of each model option, by its name in `ModelOptions`.
         groupings: Values of ``--grouping``.
         memory: Bytes for the KV cache of each GPU.
+        gpus: Of each model, the GPUs whose memory is estimated instead.
         lengths: Tokens of the longest request, "auto", or None for the model's.
         shared: Options that are the same for all.
         config: `PlanningConfig` fields that are the same for all.
+        is_request: Whether the one model is a recorded request's file.
     """
 
     models: list[str]
@@ -78,10 +96,17 @@ class Grid:
     lengths: list[int | str | None]
     shared: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
+    gpus: dict[str, list[Estimated]] = field(default_factory=dict)
+    is_request: bool = False
+
+    def memory_of(self, model: str) -> Sequence[Memory]:
+        """The sizes, or the GPUs, for a model."""
+        return self.memory or self.gpus.get(model, [])
 
     def __len__(self) -> int:
         """Plans of the grid."""
-        number = len(self.models) * len(self.groupings) * len(self.memory) * len(self.lengths)
+        number = sum(len(self.memory_of(model)) for model in self.models)
+        number *= len(self.groupings) * len(self.lengths)
         for values in self.options.values():
             number *= len(values)
         return number
@@ -91,9 +116,9 @@ class Grid:
         for model in self.models:
             for values in itertools.product(*self.options.values()):
                 options = dict(zip(self.options, values, strict=True))
-                points = itertools.product(self.groupings, self.lengths, self.memory)
+                points = itertools.product(self.groupings, self.lengths, self.memory_of(model))
                 while rows := list(itertools.islice(points, CHUNK)):
-                    yield Chunk(model, options, self.shared, self.config, rows)
+                    yield Chunk(model, options, self.shared, self.config, rows, self.is_request)
 
 
 @dataclass(frozen=True)
@@ -104,12 +129,11 @@ class Chunk:
     options: dict[str, Any]
     shared: dict[str, Any]
     config: dict[str, Any]
-    points: list[tuple[str, int | str | None, int]]
+    points: list[tuple[str, int | str | None, Memory]]
+    is_request: bool = False
 
     def plan(self) -> list[tuple[Any, ...]]:
         """A row of `COLUMNS` for each point; what cannot be planned says why."""
-        from kvplan.offline import models
-
         key = (
             self.model,
             self.options["tensor_parallel_size"],
@@ -119,32 +143,65 @@ class Chunk:
             self.options["block_size"],
             self.options["max_num_batched_tokens"],
         )
+        # Some specs depend on the length, and sliced grouping needs its own layout.
         inputs: dict[Any, PlannerInput | str] = {}
         rows = []
-        known: dict[str | None, Any] = {}  # by layout
+        known: dict[Any, Any] = {}  # by layout and capability
         for grouping, length, memory in self.points:
-            # Some specs depend on the length, and sliced grouping needs its own layout.
-            layout = layout_for(grouping, None)
-            if (length, layout) not in inputs:
+            gpu = memory if isinstance(memory, Estimated) else None
+            which = (length, layout_for(grouping, None), gpu and gpu.name)
+            if which not in inputs:
                 try:
-                    options = models.ModelOptions(
-                        **self.options,
-                        **self.shared,
-                        max_model_len=length,
-                        kv_cache_layout=layout,
-                    )
-                    question = ModelQuestion(
-                        _load(self.model), options, (1,), self.config, known=known.get(layout)
-                    )
-                    known[layout] = question.model_input()
-                    question = dataclasses.replace(question, known=known[layout])
-                    inputs[length, layout] = question.planner_input()
-                except (ValueError, NotImplementedError, AssertionError) as error:
-                    inputs[length, layout] = str(error)
-            given = inputs[length, layout]
-            answer = _failed(given) if isinstance(given, str) else _plan(given, grouping, memory)
-            rows.append((*key, grouping, memory, length, *answer))
+                    inputs[which] = self._question(length, which[1], gpu, known).planner_input()
+                except kvplan.PlanningError as error:
+                    inputs[which] = str(error)
+            given = inputs[which]
+            size = memory if isinstance(memory, int) else None
+            if isinstance(given, str):
+                answer = _failed(given)
+            else:
+                # What the estimate leaves is the same on all workers.
+                size = given.available_memory[0] if size is None else size
+                answer = _plan(given, grouping, size)
+            rows.append((*key, grouping, gpu and gpu.name, size, length, *answer))
         return rows
+
+    def _question(
+        self,
+        length: int | str | None,
+        layout: str | None,
+        gpu: Estimated | None,
+        known: dict[Any, Any],
+    ) -> Question:
+        """The question of one length, layout and GPU; `known` saves finding a model anew."""
+        from kvplan.offline import models
+
+        if self.is_request:
+            question: Question = RequestQuestion(_load_request(self.model), self.model, (1,))
+            question = question.with_config(**self.config)
+            if layout is not None:
+                question = question.with_config(kv_cache_layout=layout)
+            question = question.with_batch(self.options["max_num_batched_tokens"])
+            if length == "auto":
+                return question.with_config(auto_fit=True)
+            return question if length is None else question.with_length(int(length))
+        capability = gpu.capability if gpu is not None else None
+        device = {} if capability is None else {"device_capability": capability}
+        options = models.ModelOptions(
+            **(self.options | self.shared | device),
+            max_model_len=length,
+            kv_cache_layout=layout,
+        )
+        found = ModelQuestion(
+            _load(self.model),
+            options,
+            () if gpu is not None else (1,),
+            self.config,
+            estimate=None if gpu is None else gpu.estimate,
+            known=known.get((layout, capability)),
+        )
+        known[layout, capability] = found.model_input()
+        return dataclasses.replace(found, known=known[layout, capability])
 
 
 _loaded: dict[str, Any] = {}
@@ -157,6 +214,15 @@ def _load(model: str) -> Any:
     if model not in _loaded:
         _loaded[model] = models.load(model)
     return _loaded[model]
+
+
+def _load_request(path: str) -> Any:
+    """The recorded request, read once per process."""
+    from kvplan import request
+
+    if path not in _loaded:
+        _loaded[path] = request.load(path)
+    return _loaded[path]
 
 
 def _failed(reason: str, estimate: int | None = None) -> tuple[Any, ...]:
@@ -175,5 +241,5 @@ def _plan(given: PlannerInput, grouping: str, memory: int) -> tuple[Any, ...]:
         return (True, len(plan.groups), *numbers, None, None)
     except kvplan.NotEnoughMemory as error:
         return _failed(str(error), error.estimated_max_len)
-    except (ValueError, NotImplementedError, AssertionError) as error:
+    except kvplan.PlanningError as error:
         return _failed(str(error))

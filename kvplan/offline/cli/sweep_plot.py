@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvplan.offline.cli.charts import MAX_LINES, Axis, Line, lines_figure
 from kvplan.offline.cli.failures import BadInput
-from kvplan.offline.cli.line_plot import MAX_LINES, Axis, Line, draw_lines
 from kvplan.offline.cli.sizes import format_size
 from kvplan.offline.cli.sweep_grid import COLUMNS, KEYS, Grid
 
@@ -80,7 +80,7 @@ class SweepPlot:
                 point = (float(row[self.axis]), row[self.column])
                 self._lines.setdefault(name, []).append(point)
 
-    def svg(self) -> str:
+    def figure(self) -> Any:
         """The picture of the rows so far."""
         # Options that change nothing would hide each other's lines.
         names: dict[tuple[tuple[float, float | None], ...], list[str]] = {}
@@ -89,7 +89,7 @@ class SweepPlot:
             names.setdefault(tuple(sorted(points)), []).append(name)
         lines = [Line(" = ".join(same), points) for points, same in names.items()]
         same = [_words(key, value) for key, value in self.fixed.items() if _is_telling(key, value)]
-        return draw_lines(
+        return lines_figure(
             self.title, ", ".join(same), self._axis(self.axis), self._axis(self.column), lines
         )
 
@@ -103,9 +103,9 @@ class SweepPlot:
     def _axis(column: str) -> Axis:
         name = _AXES.get(column) or PLOTTED[column]
         if column in _SIZES:
-            return Axis(name, lambda value: "0" if value == 0 else format_size(value), True)
+            return Axis(name, format_size, True)
         is_length = column in ("asked_max_model_len", "max_num_batched_tokens", "max_model_len")
-        return Axis(name, lambda value: f"{value:,.10g}", is_length)
+        return Axis(name, is_binary=is_length)
 
 
 def axis_values(grid: Grid) -> dict[str, list[Any]]:
@@ -120,7 +120,8 @@ def axis_values(grid: Grid) -> dict[str, list[Any]]:
         "block_size": options["block_size"],
         "max_num_batched_tokens": options["max_num_batched_tokens"],
         "grouping": grid.groupings,
-        "memory_bytes": grid.memory,
+        "gpu": [gpu.name for gpu in next(iter(grid.gpus.values()), [])] or [None],
+        "memory_bytes": grid.memory or [None],
         "asked_max_model_len": grid.lengths,
     }
 
@@ -146,6 +147,8 @@ def _words(key: str, value: Any) -> str:
             return f"{value} cache"
         case "grouping":
             return f"{value} grouping"
+        case "gpu":
+            return str(value)
         case "asked_max_model_len":
             return "the model's length" if value is None else f"length {value}"
         case "block_size":

@@ -24,10 +24,12 @@ class Column:
     Attributes:
         header: What stands above it.
         words: Whether it holds words, not numbers.
+        right: Whether words stand at the right, as numbers do.
     """
 
     header: str
     words: bool = False
+    right: bool = False
 
 
 @dataclass
@@ -105,7 +107,7 @@ class FittingTable:
         for column, header, width in zip(self.columns, headers, widths, strict=True):
             table.add_column(
                 Text(header),
-                justify="left" if column.words else "right",
+                justify="left" if column.words and not column.right else "right",
                 vertical="top",
                 overflow="fold",
                 width=width,

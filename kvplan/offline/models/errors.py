@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from kvplan import PlanningError
 
-class ModelError(ValueError):
+
+class ModelError(PlanningError, ValueError):
     """A model cannot be planned; the message names the value and what would help."""
 
 

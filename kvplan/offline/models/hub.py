@@ -111,7 +111,7 @@ class HubModel:
         except ImportError:
             raise ModelError(
                 f"no file or directory {str(self)!r} here; to look for it on the Hub, kvplan needs "
-                "the package huggingface_hub: pip install 'kvplan[hub]'"
+                "the package huggingface_hub: pip install huggingface_hub"
             ) from None
         return huggingface_hub
 

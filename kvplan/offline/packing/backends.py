@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+from kvplan import InvalidArgument
 from kvplan.specs import MultipleOf
 
 _PLAIN = ("auto", "float16", "bfloat16")
@@ -315,7 +316,7 @@ def get_backend(name: str) -> AttentionBackend:
         known = [b.name for b in _BACKENDS if b.is_selectable]
         near = difflib.get_close_matches(name.upper(), known, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(
+        raise InvalidArgument(
             f"unknown attention backend {name!r}{hint}; known: {', '.join(known)}"
         ) from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from kvplan import InvalidArgument
 from kvplan.offline.packing.backends import get_backend, supported_kernel_block_sizes
 from kvplan.offline.packing.formats import (
     mla_per_token_head_bytes,
@@ -84,7 +85,7 @@ def _itemsize(spec: AttentionSpec) -> int:
 
 def _symmetric_head_size(backend: str, spec: AttentionSpec) -> int:
     if spec.head_size != spec.head_size_v:
-        raise ValueError(
+        raise InvalidArgument(
             f"{backend} stores K and V as two planes of one size, so head_size "
             f"({spec.head_size}) must equal head_size_v ({spec.head_size_v})"
         )
@@ -125,7 +126,7 @@ def customize_spec(
     if backend in _COMPOSITES:
         first, second = (customize_spec(part, spec) for part in _COMPOSITES[backend])
         if first != second:
-            raise ValueError(
+            raise InvalidArgument(
                 f"{backend} runs {' and '.join(_COMPOSITES[backend])} on one cache, which pack "
                 f"{mode.name} differently"
             )
@@ -145,7 +146,7 @@ def customize_spec(
         and spec.block_size != 1
         and spec.block_size % 16
     ):
-        raise ValueError(
+        raise InvalidArgument(
             f"{backend} needs a block size that is a multiple of 16; got {spec.block_size}"
         )
     if spec.state_content_bytes is not None:
@@ -179,7 +180,9 @@ def customize_spec(
         return spec.replace(state_content_bytes=ultraquant_slot_bytes(spec.head_size))
     if backend == "ROCM_OCTAVE" and mode in _OCTAVE:
         if rope_dim is None:
-            raise ValueError("ROCM_OCTAVE needs rope_dim, the model's rotary elements per head")
+            raise InvalidArgument(
+                "ROCM_OCTAVE needs rope_dim, the model's rotary elements per head"
+            )
         name = ("octave_k3v4", "octave_k3v3", "octave_k3v3_compact")[_OCTAVE.index(mode)]
         return spec.replace(state_content_bytes=octave_slot_bytes(name, spec.head_size, rope_dim))
     return spec

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvplan import InvalidArgument
+
 _NVFP4_GROUP = 16
 _FP32_BYTES = 4
 _ULTRAQUANT_GROUP = 32
@@ -81,7 +83,7 @@ def turboquant_slot_bytes(preset: str, head_size: int) -> int:
         ValueError: If the preset is unknown.
     """
     if preset not in TURBOQUANT_PRESETS:
-        raise ValueError(
+        raise InvalidArgument(
             f"unknown TurboQuant preset {preset!r}; known: {', '.join(TURBOQUANT_PRESETS)}"
         )
     bits = TURBOQUANT_PRESETS[preset]
@@ -99,7 +101,7 @@ def ultraquant_slot_bytes(head_size: int) -> int:
         ValueError: If the head size is not a multiple of 32.
     """
     if head_size % _ULTRAQUANT_GROUP:
-        raise ValueError(
+        raise InvalidArgument(
             f"ultraquant_4bit needs a head size that is a multiple of {_ULTRAQUANT_GROUP}; "
             f"got {head_size}"
         )
@@ -126,15 +128,15 @@ def octave_slot_bytes(cache_dtype: str, head_size: int, rope_dim: int) -> int:
         "octave_k3v3_compact": (3, True),
     }
     if cache_dtype not in formats:
-        raise ValueError(f"unknown Octave format {cache_dtype!r}; known: {', '.join(formats)}")
+        raise InvalidArgument(f"unknown Octave format {cache_dtype!r}; known: {', '.join(formats)}")
     value_bits, compact = formats[cache_dtype]
     if head_size % _OCTAVE_BLOCK or rope_dim % _OCTAVE_BLOCK:
-        raise ValueError(
+        raise InvalidArgument(
             f"{cache_dtype} needs the head size and the rotary size in multiples of "
             f"{_OCTAVE_BLOCK}; got {head_size} and {rope_dim}"
         )
     if compact and head_size & (head_size - 1):
-        raise ValueError(f"{cache_dtype} needs a power-of-two head size; got {head_size}")
+        raise InvalidArgument(f"{cache_dtype} needs a power-of-two head size; got {head_size}")
     wide = 0 if compact else rope_dim
     codes = wide * _OCTAVE_WIDE_BITS // 8 + (head_size - wide) * _OCTAVE_NARROW_BITS // 8
     codes += head_size * value_bits // 8

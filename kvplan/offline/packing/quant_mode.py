@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvplan import InvalidArgument
 from kvplan.specs import KVQuantMode
 
 #: Storage dtype of every ``--kv-cache-dtype`` value but "auto", which takes the model's.
@@ -73,7 +74,7 @@ def storage_dtype(kv_cache_dtype: str, model_dtype: str) -> str:
     if kv_cache_dtype == "auto":
         return model_dtype
     if kv_cache_dtype not in CACHE_DTYPE_STORAGE:
-        raise ValueError(
+        raise InvalidArgument(
             f"unknown kv_cache_dtype {kv_cache_dtype!r}; known: {', '.join(KV_CACHE_DTYPES)}"
         )
     return CACHE_DTYPE_STORAGE[kv_cache_dtype]

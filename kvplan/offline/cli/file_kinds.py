@@ -1,0 +1,44 @@
+"""What a file is, told by its first bytes: a file given where another is meant is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kvplan.offline.cli.failures import BadInput
+
+#: Bytes in which every kind shows itself.
+_HEAD = 1 << 14
+_LOG_LINE = re.compile(rb"^(\S*\(.*?\) *)?(INFO|WARNING|ERROR|DEBUG) \d\d-\d\d ", re.M)
+
+#: Of each kind: what it is called, and what takes it.
+KINDS = {
+    "plan": ("a plan", "'kvplan check' takes it"),
+    "request": ("a recorded request", "use --request {path}"),
+    "bench": ("a result of 'kvplan bench'", "'kvplan bench --compare' takes it"),
+    "model": ("a model's config", "give it as MODEL"),
+    "log": ("a log of vLLM", "its 'Available KV cache memory' is a --memory"),
+}
+
+
+def file_kind(path: Path) -> str | None:
+    """One of `KINDS`, or None for a file that is none of these or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError:
+        return None
+    for kind in ("plan", "request", "bench"):
+        if f'"kvplan_{kind}"'.encode() in head:
+            return kind
+    if head.lstrip()[:1] == b"{" and (b'"architectures"' in head or b'"model_type"' in head):
+        return "model"
+    return "log" if _LOG_LINE.search(head) else None
+
+
+def refuse_other_kind(path: str | Path, wanted: str) -> None:
+    """Refuse a file of another kind than the one wanted. Raises `BadInput`, which says its use."""
+    kind = file_kind(Path(path))
+    if kind is not None and kind != wanted:
+        what, use = KINDS[kind]
+        raise BadInput(f"{path} is {what}, not {KINDS[wanted][0]}: {use.format(path=path)}")

@@ -1,0 +1,105 @@
+"""Write the table of docs/capacity_changes.md anew, from kvplan itself.
+
+What a release of vLLM counted is planned again with what it had: other memory, tokens in flight,
+bytes of a block, or one block more. A test compares the page with this.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from kvplan.kv_cache_config import layer_spec
+from kvplan.offline import models
+from kvplan.offline.cli.knobs import plan_given_plenty
+from kvplan.offline.cli.question import ModelQuestion
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "capacity_changes.md"
+MARKED = re.compile(r"(<!-- changes -->\n).*?(<!-- end -->)", re.S)
+GIB = 1 << 30
+#: (model, options of its deployment, memory for the cache of each GPU)
+MODELS = (
+    ("llama-3.1-70b", {"tensor_parallel_size": 4}, 40 * GIB),
+    ("gemma-3-27b", {}, 40 * GIB),
+    ("deepseek-v4-flash", {"tensor_parallel_size": 4}, 40 * GIB),
+)
+#: CUDA graphs of the example; logs of 0.33 show 0.06 to 1.9 GiB for most models.
+GRAPHS = GIB
+
+
+def question(name: str, options: dict[str, int], memory: int) -> ModelQuestion:
+    """The deployment at vLLM's defaults."""
+    return ModelQuestion(models.load(name), models.ModelOptions(**options), (memory,))
+
+
+def change(before: float, now: float) -> str:
+    """Tokens before and now."""
+    percent = f" ({now / before - 1:+.1%})" if now != before else ""
+    return f"{before:,.0f} to {now:,.0f}{percent}" if percent else "no change"
+
+
+def without_graphs(q: ModelQuestion) -> str:
+    """0.21: the same share of the GPU, of which graphs now take their part."""
+    now = q.with_memory((q.memory[0] - GRAPHS,)).planner_input().plan()
+    return change(q.planner_input().plan().capacity_tokens, now.capacity_tokens)
+
+
+def buckets(q: ModelQuestion) -> str:
+    """0.23: slots of each page size are counted apart, not all as many as the most.
+
+    The sizes are those of the widest group; others lie in the slots of these.
+    """
+    plan = q.planner_input().plan()
+    pages = [
+        Counter(layer_spec(g.kv_cache_spec, n).page_size_bytes for n in g.layer_names)
+        for g in plan.kv_cache_groups
+    ]
+    widest = max(pages, key=lambda counter: counter.total())
+    slots = {size: max(counter[size] for counter in pages) for size in widest}
+    if len(slots) == 1:
+        return "no change"
+    before = sum(slots) * max(slots.values())
+    now = sum(size * number for size, number in slots.items())
+    return f"{before:,} to {now:,} bytes a block ({before / now - 1:+.1%} tokens)"
+
+
+def in_flight(q: ModelQuestion) -> str:
+    """0.26: a window keeps the tokens of all steps in flight, not of one."""
+    before = q.with_options(async_scheduling=False).planner_input().plan()
+    return change(before.capacity_tokens, q.planner_input().plan().capacity_tokens)
+
+
+def null_block(q: ModelQuestion) -> str:
+    """0.29: the longest context in the memory of one request, of which a block is null now."""
+    full = plan_given_plenty(q.planner_input())
+    assert full is not None
+    exact = q.with_memory((full.request_bytes,)).with_options(max_model_len="auto")
+    return change(full.max_model_len, exact.planner_input().plan().max_model_len)
+
+
+CHANGES = (
+    ("0.21", "CUDA graphs are taken off the memory, here 1 GiB", without_graphs),
+    ("0.23", "pages of each size are counted apart", buckets),
+    ("0.26", "windows keep the tokens of all steps in flight", in_flight),
+    ("0.29", "one block is the null block's; the longest context of a tight memory", null_block),
+)
+
+
+def table() -> str:
+    """Rows by release, columns by model."""
+    asked = [question(*model) for model in MODELS]
+    lines = ["| since | what changed | " + " | ".join(name for name, _, _ in MODELS) + " |"]
+    lines.append("|---" * (2 + len(MODELS)) + "|")
+    for release, what, count in CHANGES:
+        lines.append(f"| {release} | {what} | " + " | ".join(map(count, asked)) + " |")
+    return "\n".join(lines)
+
+
+def updated(text: str) -> str:
+    """The page with its table written anew."""
+    return MARKED.sub(lambda match: f"{match[1]}\n{table()}\n\n{match[2]}", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(updated(PAGE.read_text()))
