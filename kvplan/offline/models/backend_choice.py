@@ -6,96 +6,23 @@ changes a KV cache. FlashAttention 4 is taken as absent, FlashInfer as present.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kvplan.offline.models.errors import ModelError
-from kvplan.offline.packing import ATTENTION_BACKENDS, get_backend, get_kv_quant_mode
-from kvplan.specs import KVQuantMode
-
-
-@dataclass(frozen=True, kw_only=True)
-class BackendNeeds:
-    """What a layer asks of its backend.
-
-    Attributes:
-        head_size: Elements of a head (of the latent and rotary key for MLA).
-        kv_cache_dtype: ``--kv-cache-dtype`` of the layer.
-        uses_mla: Whether it is multi-head latent attention.
-        is_sparse: Whether an indexer selects the tokens.
-        has_sinks: Whether it has attention sinks.
-        mm_prefix: Whether image positions are attended in both directions.
-        asymmetric: Whether key and value heads differ in size.
-        num_heads: Attention heads of one TP rank.
-        uses_dcp: Whether ranks share each sequence's tokens.
-        dtype: The model's activation dtype.
-    """
-
-    head_size: int
-    kv_cache_dtype: str = "auto"
-    uses_mla: bool = False
-    is_sparse: bool = False
-    has_sinks: bool = False
-    mm_prefix: bool = False
-    asymmetric: bool = False
-    num_heads: int = 1
-    uses_dcp: bool = False
-    dtype: str = "bfloat16"
-
-
-#: Backends on CUDA that attend in float32, too.
-_WITH_FLOAT32 = frozenset({"TRITON_ATTN", "TRITON_ATTN_DIFFKV", "FLEX_ATTENTION"})
-
-
-def is_quantized(kv_cache_dtype: str) -> bool:
-    """Whether a ``--kv-cache-dtype`` stores quantized values."""
-    return get_kv_quant_mode(kv_cache_dtype) != KVQuantMode.NONE
+from kvplan.offline.packing import ATTENTION_BACKENDS, BackendNeeds, get_backend, is_quantized
 
 
 def can_run(name: str, needs: BackendNeeds, capability: tuple[int, int]) -> bool:
     """Whether vLLM would accept a backend for a layer on a GPU."""
     backend = ATTENTION_BACKENDS[name]
-    dtypes, major = backend.kv_cache_dtypes, capability[0]
-    if dtypes and needs.kv_cache_dtype not in dtypes:
-        return False
-    if needs.dtype == "float32" and name not in _WITH_FLOAT32:
-        return False
-    if backend.head_sizes and needs.head_size not in backend.head_sizes:
-        return False
-    if needs.uses_dcp and not backend.supports_dcp:
-        return False
-    if backend.is_mla != needs.uses_mla or backend.is_sparse != needs.is_sparse:
-        return False
-    quantized = is_quantized(needs.kv_cache_dtype)
-    match name:
-        case "FLASH_ATTN":
-            if needs.head_size % 8 or needs.head_size > 256 or needs.mm_prefix or major < 8:
-                return False
-            if needs.has_sinks and major < 9:
-                return False
-            return not quantized or major == 9
-        case "TRITON_FLASH_ATTN":
-            return needs.mm_prefix and not quantized and not needs.has_sinks
-        case "FLASHINFER" | "TRITON_FLASHINFER":
-            if needs.head_size not in (64, 128, 256, 512) or not (8, 0) <= capability <= (12, 1):
-                return False
-            if needs.has_sinks and major != 10:
-                return False
-            return needs.mm_prefix == (name == "TRITON_FLASHINFER")
-        case "FLEX_ATTENTION":
-            return not needs.has_sinks
-        case "FLASH_ATTN_MLA" | "FLASH_ATTN_MLA_SPARSE" | "FLASHINFER_MLA_SPARSE_SM90":
-            return major == 9
-        case "FLASHMLA" | "FLASHMLA_SPARSE":
-            return major in (9, 10)
-        case "FLASHINFER_MLA" | "TOKENSPEED_MLA" | "CUTLASS_MLA" | "FLASHINFER_MLA_SPARSE":
-            return major == 10
-        case "FLASHINFER_MLA_SPARSE_SM120":
-            return major == 12
-    return True
-
-
-#: Backends whose kernels are written in Triton, which compiles a dtype only where the GPU has it.
-_TRITON = frozenset({"TRITON_ATTN", "TRITON_ATTN_DIFFKV", "TRITON_MLA"})
+    dtypes = backend.kv_cache_dtypes
+    return (
+        (not dtypes or needs.kv_cache_dtype in dtypes)
+        and (needs.dtype != "float32" or backend.attends_float32)
+        and (not backend.head_sizes or needs.head_size in backend.head_sizes)
+        and (not needs.uses_dcp or backend.supports_dcp)
+        and (backend.is_mla, backend.is_sparse) == (needs.uses_mla, needs.is_sparse)
+        and (not backend.runs_on or capability[0] in backend.runs_on)
+        and (backend.runs is None or backend.runs(needs, capability))
+    )
 
 
 def check_triton_dtype(name: str, kv_cache_dtype: str, capability: tuple[int, int]) -> None:
@@ -108,7 +35,7 @@ def check_triton_dtype(name: str, kv_cache_dtype: str, capability: tuple[int, in
     Raises:
         ModelError: If vLLM would refuse it.
     """
-    if name not in _TRITON:
+    if not get_backend(name).is_triton:
         return
     if kv_cache_dtype.startswith("fp8"):
         needed = (8, 9)
@@ -194,16 +121,8 @@ def choose_backend(
         return wanted
     for name in _candidates(needs, capability):
         if can_run(name, needs, capability):
-            return (
-                f"{name}_DIFFKV"
-                if needs.asymmetric
-                and name
-                in (
-                    "FLASH_ATTN",
-                    "TRITON_ATTN",
-                )
-                else name
-            )
+            variant = ATTENTION_BACKENDS[name].asymmetric if needs.asymmetric else None
+            return variant or name
     raise ModelError(
         f"no attention backend takes head size {needs.head_size} with kv_cache_dtype "
         f"{needs.kv_cache_dtype!r} in dtype {needs.dtype} on compute capability "

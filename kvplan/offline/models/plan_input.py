@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.offline.models.activation_dtype import activation_dtype, declared_dtype
-from kvplan.offline.models.backend_choice import is_quantized
 from kvplan.offline.models.checkpoint_cache_dtype import checkpoint_cache_dtype
 from kvplan.offline.models.config_file import read_config
 from kvplan.offline.models.config_view import TEXT_CONFIG_KEYS, ConfigView, text_view
@@ -32,7 +31,7 @@ from kvplan.offline.models.parallel import (
 from kvplan.offline.models.registry import Architecture, find_architecture, model_layers
 from kvplan.offline.models.resolve import Resolution
 from kvplan.offline.models.value_types import has_type
-from kvplan.offline.packing import get_backend, storage_dtype
+from kvplan.offline.packing import get_backend, is_quantized, storage_dtype
 
 
 @dataclass(frozen=True)

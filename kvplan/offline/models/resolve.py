@@ -8,12 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from kvplan import specs
-from kvplan.offline.models.backend_choice import (
-    BackendNeeds,
-    can_run,
-    check_triton_dtype,
-    choose_backend,
-)
+from kvplan.offline.models.backend_choice import can_run, check_triton_dtype, choose_backend
 from kvplan.offline.models.block_sizes import (
     hybrid_block_size,
     preferred_block_size,
@@ -35,6 +30,7 @@ from kvplan.offline.packing import (
     ATTENTION_BACKENDS,
     DS_MLA_RECORD_BYTES,
     AttentionBackend,
+    BackendNeeds,
     customize_attention_spec,
     customize_spec,
     get_kv_quant_mode,

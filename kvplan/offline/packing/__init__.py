@@ -3,6 +3,7 @@
 from kvplan.offline.packing.backends import (
     ATTENTION_BACKENDS,
     AttentionBackend,
+    BackendNeeds,
     default_block_size,
     get_backend,
     smallest_kernel_block_size,
@@ -26,6 +27,7 @@ from kvplan.offline.packing.quant_mode import (
     CACHE_DTYPE_STORAGE,
     KV_CACHE_DTYPES,
     get_kv_quant_mode,
+    is_quantized,
     storage_dtype,
 )
 
@@ -37,11 +39,13 @@ __all__ = [
     "DS_MLA_RECORD_BYTES",
     "KV_CACHE_DTYPES",
     "AttentionBackend",
+    "BackendNeeds",
     "customize_attention_spec",
     "customize_spec",
     "default_block_size",
     "get_backend",
     "get_kv_quant_mode",
+    "is_quantized",
     "mla_per_token_head_bytes",
     "nvfp4_slot_bytes",
     "octave_slot_bytes",

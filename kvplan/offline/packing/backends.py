@@ -8,9 +8,11 @@ every multiple. Layouts are in order of preference, and empty where the kernels 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvplan import InvalidArgument
+from kvplan.offline.packing.quant_mode import is_quantized
 from kvplan.specs import MultipleOf
 
 _PLAIN = ("auto", "float16", "bfloat16")
@@ -18,7 +20,58 @@ _FP8 = ("fp8", "fp8_e4m3")
 _PER_TOKEN_HEAD = ("int4_per_token_head", "int8_per_token_head", "fp8_per_token_head")
 _DSV4 = ("BLHNC", "BLNHC")
 _ANY_LAYOUT = ("LBNHC", "LBHNC", "BLNHC", "BLHNC", "BHLNC", "LHBNC")
-_BLACKWELL_FLASHINFER = ("LBHNC", "BLHNC")
+
+
+BlockSizes = tuple[int | MultipleOf, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendNeeds:
+    """What a layer asks of its backend.
+
+    Attributes:
+        head_size: Elements of a head (of the latent and rotary key for MLA).
+        kv_cache_dtype: ``--kv-cache-dtype`` of the layer.
+        uses_mla: Whether it is multi-head latent attention.
+        is_sparse: Whether an indexer selects the tokens.
+        has_sinks: Whether it has attention sinks.
+        mm_prefix: Whether image positions are attended in both directions.
+        asymmetric: Whether key and value heads differ in size.
+        num_heads: Attention heads of one TP rank.
+        uses_dcp: Whether ranks share each sequence's tokens.
+        dtype: The model's activation dtype.
+    """
+
+    head_size: int
+    kv_cache_dtype: str = "auto"
+    uses_mla: bool = False
+    is_sparse: bool = False
+    has_sinks: bool = False
+    mm_prefix: bool = False
+    asymmetric: bool = False
+    num_heads: int = 1
+    uses_dcp: bool = False
+    dtype: str = "bfloat16"
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the layer's cache stores quantized values."""
+        return is_quantized(self.kv_cache_dtype)
+
+
+def _flash_attention_runs(needs: BackendNeeds, capability: tuple[int, int]) -> bool:
+    major = capability[0]
+    if needs.head_size % 8 or needs.head_size > 256 or needs.mm_prefix or major < 8:
+        return False
+    if needs.has_sinks and major < 9:
+        return False
+    return not needs.is_quantized or major == 9
+
+
+def _flashinfer_runs(needs: BackendNeeds, capability: tuple[int, int]) -> bool:
+    if needs.head_size not in (64, 128, 256, 512) or not (8, 0) <= capability <= (12, 1):
+        return False
+    return not needs.has_sinks or capability[0] == 10
 
 
 @dataclass(frozen=True)
@@ -39,10 +92,24 @@ class AttentionBackend:
         is_selectable: Whether a user can choose it; the others belong to a layer.
         exact_block_sizes: Whether a block must be one of the sizes, not a multiple of one.
         published_name: What vLLM calls it where two of its backends have one name, or None.
+        supports_dcp: Whether its kernels return what decode context parallelism combines.
+        attends_float32: Whether it attends in float32, too, on CUDA.
+        is_triton: Whether its kernels are in Triton, which has a dtype only where the GPU has it.
+        asymmetric: The backend that stands in for it where key and value heads differ in size.
+        runs_on: Major CUDA compute capabilities that it runs on; empty means any.
+        runs: Whether it runs a layer on a GPU beyond that, or None for yes.
+        sizes_here: Kernel block sizes that depend on the GPU or on the cache, given its major
+            capability, whether the cache is quantized, and whether TensorRT-LLM's kernels run.
+        blackwell_layouts: Layouts on compute capability 10 where they differ, or None.
+        parts: Backends that it runs on one cache, which both have to pack alike.
+        has_two_head_slots: Whether keys and values are two planes of all heads.
+        stride: What blocks are aligned to: a multiple of bytes, or of as many stored states as the
+            number says; None for nothing.
+        block_multiple: Tokens that a block of more than one must be a multiple of.
     """
 
     name: str
-    kernel_block_sizes: tuple[int | MultipleOf, ...] = (MultipleOf(1),)
+    kernel_block_sizes: BlockSizes = (MultipleOf(1),)
     kv_cache_dtypes: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ()
     preferred_block_size: int | None = None
@@ -53,11 +120,18 @@ class AttentionBackend:
     is_selectable: bool = True
     exact_block_sizes: bool = False
     published_name: str | None = None
-
-    @property
-    def supports_dcp(self) -> bool:
-        """Whether its kernels return what decode context parallelism combines."""
-        return self.name in _WITH_DCP
+    supports_dcp: bool = False
+    attends_float32: bool = False
+    is_triton: bool = False
+    asymmetric: str | None = None
+    runs_on: tuple[int, ...] = ()
+    runs: Callable[[BackendNeeds, tuple[int, int]], bool] | None = None
+    sizes_here: Callable[[int, bool, bool], BlockSizes] | None = None
+    blackwell_layouts: tuple[str, ...] | None = None
+    parts: tuple[str, ...] = ()
+    has_two_head_slots: bool = False
+    stride: MultipleOf | int | None = None
+    block_multiple: int = 1
 
 
 def _flash_like(name: str, dtypes: tuple[str, ...], **fields: object) -> AttentionBackend:
@@ -74,43 +148,64 @@ def _layer(name: str, sizes: tuple[int | MultipleOf, ...], **fields: object) -> 
     return AttentionBackend(name, sizes, is_selectable=False, **fields)  # type: ignore[arg-type]
 
 
-_WITH_DCP = frozenset(
-    (
-        "FLASH_ATTN",
-        "FLASH_ATTN_DIFFKV",
-        "FLASHINFER",
-        "FLASHINFER_MLA",
-        "TOKENSPEED_MLA",
-        "FLASHINFER_MLA_SPARSE",
-        "TRITON_MLA",
-        "CUTLASS_MLA",
-        "FLASHMLA",
-        "FLASHMLA_SPARSE",
-        "FLASH_ATTN_MLA",
-        "FLASH_ATTN_MLA_SPARSE_FA4",
-        "ROCM_AITER_MLA",
-        "ROCM_AITER_TRITON_MLA",
-    )
-)
 _ROCM_HEADS = (32, 64, 80, 96, 128, 160, 192, 224, 256)
 _MSA = ("bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 _BACKENDS = (
-    _flash_like("FLASH_ATTN", _PLAIN + _FP8),
-    _flash_like("FLASH_ATTN_DIFFKV", _PLAIN + _FP8),
-    _flash_like("TRITON_ATTN", (*_PLAIN, *_FP8, "fp8_e5m2", *_PER_TOKEN_HEAD)),
-    _flash_like("TRITON_ATTN_DIFFKV", ("auto", "bfloat16", *_FP8)),
+    _flash_like(
+        "FLASH_ATTN",
+        _PLAIN + _FP8,
+        supports_dcp=True,
+        asymmetric="FLASH_ATTN_DIFFKV",
+        runs=_flash_attention_runs,
+    ),
+    _flash_like("FLASH_ATTN_DIFFKV", _PLAIN + _FP8, supports_dcp=True),
+    _flash_like(
+        "TRITON_ATTN",
+        (*_PLAIN, *_FP8, "fp8_e5m2", *_PER_TOKEN_HEAD),
+        attends_float32=True,
+        is_triton=True,
+        asymmetric="TRITON_ATTN_DIFFKV",
+    ),
+    _flash_like(
+        "TRITON_ATTN_DIFFKV", ("auto", "bfloat16", *_FP8), attends_float32=True, is_triton=True
+    ),
     _flash_like(
         "TRITON_FLASH_ATTN",
         _PLAIN,
         layouts=_ANY_LAYOUT,
         head_sizes=(256, 512),
+        runs=lambda needs, _: needs.mm_prefix and not (needs.is_quantized or needs.has_sinks),
+        parts=("TRITON_ATTN", "FLASH_ATTN"),
     ),
     AttentionBackend(
-        "FLASHINFER", (16, 32, 64), (*_PLAIN, *_FP8, "fp8_e5m2", "nvfp4", "nvfp4_4over6")
+        "FLASHINFER",
+        (16, 32, 64),
+        (*_PLAIN, *_FP8, "fp8_e5m2", "nvfp4", "nvfp4_4over6"),
+        supports_dcp=True,
+        runs=lambda needs, gpu: not needs.mm_prefix and _flashinfer_runs(needs, gpu),
+        sizes_here=lambda major, _, trtllm: (
+            (16, 32, 64, 128, 256, 512, 1024) if trtllm and major == 10 else (16, 32, 64)
+        ),
+        blackwell_layouts=("LBHNC", "BLHNC"),
     ),
-    AttentionBackend("TRITON_FLASHINFER", (64,), _PLAIN, _ANY_LAYOUT, head_sizes=(256, 512)),
-    _flash_like("FLEX_ATTENTION", _PLAIN, layouts=("LBNHC",)),
+    AttentionBackend(
+        "TRITON_FLASHINFER",
+        (64,),
+        _PLAIN,
+        _ANY_LAYOUT,
+        head_sizes=(256, 512),
+        runs=lambda needs, gpu: needs.mm_prefix and _flashinfer_runs(needs, gpu),
+        blackwell_layouts=("LBHNC", "BLHNC"),
+        parts=("TRITON_ATTN", "FLASHINFER"),
+    ),
+    _flash_like(
+        "FLEX_ATTENTION",
+        _PLAIN,
+        layouts=("LBNHC",),
+        attends_float32=True,
+        runs=lambda needs, _: not needs.has_sinks,
+    ),
     AttentionBackend(
         "B12X",
         (64, 128),
@@ -118,6 +213,7 @@ _BACKENDS = (
         ("LBHNC", "BLHNC"),
         preferred_block_size=128,
         head_sizes=(64, 128, 192, 256),
+        has_two_head_slots=True,
     ),
     AttentionBackend(
         "HPC_ATTN", (64,), ("auto", "bfloat16", "fp8_e4m3"), ("LBNHC",), head_sizes=(128,)
@@ -146,12 +242,14 @@ _BACKENDS = (
         (*_PLAIN, *_FP8, "fp8_e5m2"),
         layouts=("LHBNC", "LBHNC"),
         head_sizes=_ROCM_HEADS,
+        has_two_head_slots=True,
     ),
     _flash_like(
         "ROCM_SEGMENTED_ATTN",
         _PLAIN + _FP8,
         layouts=("LHBNC", "LBHNC"),
         head_sizes=(64, 128, 256),
+        has_two_head_slots=True,
     ),
     AttentionBackend(
         "ROCM_AITER_FA",
@@ -159,12 +257,14 @@ _BACKENDS = (
         (*_PLAIN, *_FP8, "fp8_e5m2"),
         ("LBHNC", "LHBNC"),
         head_sizes=(64, 128, 256),
+        block_multiple=16,
     ),
     _flash_like(
         "ROCM_AITER_UNIFIED_ATTN",
         (*_PLAIN, *_FP8, "fp8_e5m2"),
         layouts=("LBHNC", "LHBNC"),
         preferred_block_size=64,
+        block_multiple=16,
     ),
     AttentionBackend(
         "CPU_ATTN",
@@ -173,23 +273,64 @@ _BACKENDS = (
         ("LBHNC",),
         head_sizes=(32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512),
     ),
-    _mla("FLASH_ATTN_MLA", (MultipleOf(16),), _PLAIN, head_sizes=(320, 512, 576)),
-    _mla("TRITON_MLA", (MultipleOf(16),), _PLAIN + _FP8),
-    _mla("FLASHMLA", (64,), _PLAIN + _FP8, head_sizes=(320, 512, 576)),
-    _mla("FLASHINFER_MLA", (32, 64), _PLAIN + _FP8, head_sizes=(320, 512, 576)),
-    _mla("TOKENSPEED_MLA", (32, 64), _FP8, head_sizes=(320, 512, 576)),
-    _mla("CUTLASS_MLA", (128,), _PLAIN + _FP8, head_sizes=(320, 512, 576)),
-    _mla("ROCM_AITER_MLA", (MultipleOf(1),), (*_PLAIN, *_FP8, "fp8_e5m2")),
-    _mla("ROCM_AITER_TRITON_MLA", (MultipleOf(1),), (*_PLAIN, *_FP8, "fp8_e5m2")),
+    _mla(
+        "FLASH_ATTN_MLA",
+        (MultipleOf(16),),
+        _PLAIN,
+        head_sizes=(320, 512, 576),
+        supports_dcp=True,
+        runs_on=(9,),
+    ),
+    _mla("TRITON_MLA", (MultipleOf(16),), _PLAIN + _FP8, supports_dcp=True, is_triton=True),
+    _mla(
+        "FLASHMLA",
+        (64,),
+        _PLAIN + _FP8,
+        head_sizes=(320, 512, 576),
+        supports_dcp=True,
+        runs_on=(9, 10),
+    ),
+    _mla(
+        "FLASHINFER_MLA",
+        (32, 64),
+        _PLAIN + _FP8,
+        head_sizes=(320, 512, 576),
+        supports_dcp=True,
+        runs_on=(10,),
+    ),
+    _mla(
+        "TOKENSPEED_MLA",
+        (32, 64),
+        _FP8,
+        head_sizes=(320, 512, 576),
+        supports_dcp=True,
+        runs_on=(10,),
+    ),
+    _mla(
+        "CUTLASS_MLA",
+        (128,),
+        _PLAIN + _FP8,
+        head_sizes=(320, 512, 576),
+        supports_dcp=True,
+        runs_on=(10,),
+    ),
+    _mla("ROCM_AITER_MLA", (MultipleOf(1),), (*_PLAIN, *_FP8, "fp8_e5m2"), supports_dcp=True),
+    _mla(
+        "ROCM_AITER_TRITON_MLA", (MultipleOf(1),), (*_PLAIN, *_FP8, "fp8_e5m2"), supports_dcp=True
+    ),
     _mla("CPU_MLA", (16,), ("auto",), head_sizes=(576,), exact_block_sizes=True),
     _mla("AMX_MLA", (MultipleOf(32),), _PLAIN, head_sizes=(576,)),
-    _mla("FLASH_ATTN_MLA_SPARSE", (MultipleOf(64),), _PLAIN, is_sparse=True),
+    _mla(
+        "FLASH_ATTN_MLA_SPARSE", (MultipleOf(64),), _PLAIN, is_sparse=True, runs_on=(9,), stride=1
+    ),
     _mla(
         "FLASH_ATTN_MLA_SPARSE_FA4",
         (MultipleOf(64),),
         ("auto", "bfloat16"),
         is_sparse=True,
         head_sizes=(576,),
+        supports_dcp=True,
+        stride=64,
     ),
     _mla(
         "FLASHMLA_SPARSE",
@@ -197,6 +338,11 @@ _BACKENDS = (
         ("auto", "bfloat16", "fp8_ds_mla", "fp8", "nvfp4_ds_mla"),
         is_sparse=True,
         head_sizes=(576, 512),
+        supports_dcp=True,
+        runs_on=(9, 10),
+        sizes_here=lambda major, quantized, _: (
+            (64,) if quantized and major == 10 else (MultipleOf(64),)
+        ),
     ),
     _mla(
         "FLASHINFER_MLA_SPARSE",
@@ -204,6 +350,9 @@ _BACKENDS = (
         _PLAIN + _FP8,
         is_sparse=True,
         head_sizes=(512, 576),
+        supports_dcp=True,
+        runs_on=(10,),
+        stride=32,
     ),
     _mla(
         "FLASHINFER_MLA_SPARSE_SM90",
@@ -211,6 +360,8 @@ _BACKENDS = (
         ("auto", "bfloat16", *_FP8),
         is_sparse=True,
         head_sizes=(512, 576),
+        runs_on=(9,),
+        stride=1,
     ),
     _mla(
         "FLASHINFER_MLA_SPARSE_SM120",
@@ -218,6 +369,8 @@ _BACKENDS = (
         ("auto", *_FP8, "fp8_ds_mla"),
         is_sparse=True,
         head_sizes=(512, 576),
+        runs_on=(12,),
+        stride=64,
     ),
     _mla(
         "ROCM_AITER_MLA_SPARSE",
@@ -225,8 +378,9 @@ _BACKENDS = (
         _PLAIN + _FP8,
         layouts=("LBNHC", "LBHNC", "BLHNC"),
         is_sparse=True,
+        stride=1,
     ),
-    _mla("XPU_MLA_SPARSE", (MultipleOf(1),), _PLAIN, is_sparse=True, head_sizes=(576,)),
+    _mla("XPU_MLA_SPARSE", (MultipleOf(1),), _PLAIN, is_sparse=True, head_sizes=(576,), stride=1),
     _mla(
         "FLASHMLA_SPARSE_DSV4",
         (256,),
@@ -261,6 +415,7 @@ _BACKENDS = (
         ("auto", "fp8_ds_mla", "fp8"),
         is_sparse=True,
         head_sizes=(512,),
+        sizes_here=lambda major, *_: (64 if major == 9 else 128,),
     ),
     _mla(
         "FLASHINFER_MLA_SPARSE_DSV41",
@@ -279,10 +434,21 @@ _BACKENDS = (
     AttentionBackend("MINIMAX_M3_SPARSE", (128,), _MSA, is_sparse=True, head_sizes=(128,)),
     AttentionBackend("CUTLASS_MSA", (128,), _MSA, is_sparse=True, head_sizes=(128,)),
     AttentionBackend("TRITON_MSA", (128,), _MSA, is_sparse=True, head_sizes=(128,)),
-    _flash_like("STEP5_DSA", ("auto", "bfloat16", *_FP8), layouts=("BLNHC",), is_sparse=True),
+    _flash_like(
+        "STEP5_DSA",
+        ("auto", "bfloat16", *_FP8),
+        layouts=("BLNHC",),
+        is_sparse=True,
+        stride=MultipleOf(8),
+    ),
     _layer("DEEPSEEK_V32_INDEXER", (64,)),
     _layer("DEEPSEEK_V4_INDEXER", (256,), layouts=_DSV4),
-    _layer("DEEPSEEK_V41_INDEXER", (64,), layouts=_DSV4),
+    _layer(
+        "DEEPSEEK_V41_INDEXER",
+        (64,),
+        layouts=_DSV4,
+        sizes_here=lambda major, *_: (64 if major == 9 else 128,),
+    ),
     _layer("DEEPSEEK_SPARSE_SWA", (MultipleOf(32),), preferred_block_size=256),
     _layer("CompressorBackend", (MultipleOf(1),)),
     _layer("GLM5_NEXT_INDEXER", (128, 256), published_name="DEEPSEEK_V32_INDEXER"),
@@ -340,14 +506,9 @@ def supported_kernel_block_sizes(
     Mirrors AttentionBackend.get_supported_kernel_block_sizes of the backends (0.33).
     """
     backend = get_backend(name)
-    major = device_capability[0]
-    if name == "FLASHMLA_SPARSE" and is_quantized and major == 10:
-        return (64,)
-    if name in ("FLASHMLA_SPARSE_DSV41", "DEEPSEEK_V41_INDEXER"):
-        return (64 if major == 9 else 128,)
-    if name == "FLASHINFER" and uses_trtllm_attention and major == 10:
-        return (*backend.kernel_block_sizes, 128, 256, 512, 1024)
-    return backend.kernel_block_sizes
+    if backend.sizes_here is None:
+        return backend.kernel_block_sizes
+    return backend.sizes_here(device_capability[0], is_quantized, uses_trtllm_attention)
 
 
 def supported_layouts(name: str, device_capability: tuple[int, int] = (9, 0)) -> tuple[str, ...]:
@@ -355,9 +516,10 @@ def supported_layouts(name: str, device_capability: tuple[int, int] = (9, 0)) ->
 
     Mirrors AttentionBackend.supported_kv_cache_layouts of the backends (0.33).
     """
-    if name in ("FLASHINFER", "TRITON_FLASHINFER") and device_capability[0] == 10:
-        return _BLACKWELL_FLASHINFER
-    return get_backend(name).layouts
+    backend = get_backend(name)
+    if backend.blackwell_layouts is not None and device_capability[0] == 10:
+        return backend.blackwell_layouts
+    return backend.layouts
 
 
 def smallest_kernel_block_size(sizes: tuple[int | MultipleOf, ...]) -> int:

@@ -43,40 +43,6 @@ _OCTAVE = (
     KVQuantMode.OCTAVE_K3V3,
     KVQuantMode.OCTAVE_K3V3_COMPACT,
 )
-_ROWS = frozenset(
-    {
-        "FLASH_ATTN_MLA_SPARSE",
-        "FLASHINFER_MLA_SPARSE_SM90",
-        "ROCM_AITER_MLA_SPARSE",
-        "XPU_MLA_SPARSE",
-    }
-)
-_ROW_PAGES = {
-    "FLASHINFER_MLA_SPARSE": 32,
-    "FLASHINFER_MLA_SPARSE_SM120": 64,
-    "FLASH_ATTN_MLA_SPARSE_FA4": 64,
-}
-#: Backends that run two others on one cache, which both have to pack alike.
-_COMPOSITES = {
-    "TRITON_FLASH_ATTN": ("TRITON_ATTN", "FLASH_ATTN"),
-    "TRITON_FLASHINFER": ("TRITON_ATTN", "FLASHINFER"),
-}
-_TWO_HEAD_SLOTS = frozenset({"ROCM_ATTN", "ROCM_SEGMENTED_ATTN", "B12X"})
-_DENSE_MLA = frozenset(
-    {
-        "FLASH_ATTN_MLA",
-        "TRITON_MLA",
-        "FLASHMLA",
-        "FLASHINFER_MLA",
-        "TOKENSPEED_MLA",
-        "CUTLASS_MLA",
-        "ROCM_AITER_MLA",
-        "ROCM_AITER_TRITON_MLA",
-        "CPU_MLA",
-        "AMX_MLA",
-    }
-)
-_TRITON_LIKE = frozenset({"TRITON_ATTN", "TRITON_ATTN_DIFFKV"})
 
 
 def _itemsize(spec: AttentionSpec) -> int:
@@ -121,14 +87,13 @@ def customize_spec(
 
     Mirrors AttentionBackend.customize_spec of each backend class (vLLM 0.33).
     """
-    get_backend(backend)
-    mode = spec.kv_quant_mode
-    if backend in _COMPOSITES:
-        first, second = (customize_spec(part, spec) for part in _COMPOSITES[backend])
+    row, mode = get_backend(backend), spec.kv_quant_mode
+    if row.parts:
+        first, second = (customize_spec(part, spec) for part in row.parts)
         if first != second:
             raise InvalidArgument(
-                f"{backend} runs {' and '.join(_COMPOSITES[backend])} on one cache, which pack "
-                f"{mode.name} differently"
+                f"{backend} runs {' and '.join(row.parts)} on one cache, which pack {mode.name} "
+                "differently"
             )
         return first
     if backend == "FLASHMLA_SPARSE":
@@ -136,22 +101,19 @@ def customize_spec(
         if mode != KVQuantMode.NONE and device_capability[0] != 10:
             return spec.replace(block_stride_alignment=MultipleOf(64))
         return spec.replace(block_stride_alignment=spec.state_content_size_bytes)
-    if backend in _ROWS or backend in _ROW_PAGES:
-        rows = _ROW_PAGES.get(backend, 1)
-        return spec.replace(block_stride_alignment=rows * spec.state_content_size_bytes)
-    if backend == "STEP5_DSA":
-        return spec.replace(block_stride_alignment=MultipleOf(8))
-    if (
-        backend in ("ROCM_AITER_FA", "ROCM_AITER_UNIFIED_ATTN")
-        and spec.block_size != 1
-        and spec.block_size % 16
-    ):
+    if row.stride is not None:
+        stride = row.stride
+        if isinstance(stride, int):
+            stride *= spec.state_content_size_bytes
+        return spec.replace(block_stride_alignment=stride)
+    if spec.block_size != 1 and spec.block_size % row.block_multiple:
         raise InvalidArgument(
-            f"{backend} needs a block size that is a multiple of 16; got {spec.block_size}"
+            f"{backend} needs a block size that is a multiple of {row.block_multiple}; got "
+            f"{spec.block_size}"
         )
     if spec.state_content_bytes is not None:
         return spec
-    if backend in _TWO_HEAD_SLOTS or (backend == "ROCM_AITER_FA" and shuffle_kv_cache):
+    if row.has_two_head_slots or (backend == "ROCM_AITER_FA" and shuffle_kv_cache):
         return _two_head_slots(backend, spec)
     if backend == "FLASHINFER" and mode == KVQuantMode.NVFP4:
         _symmetric_head_size(backend, spec)
@@ -160,13 +122,13 @@ def customize_spec(
             state_content_bytes=nvfp4_slot_bytes(spec.head_size) * _itemsize(spec),
         )
     is_int4 = mode == KVQuantMode.INT4_PER_TOKEN_HEAD
-    if backend in _TRITON_LIKE and mode in _PER_TOKEN_HEAD:
+    if row.is_triton and not row.is_mla and mode in _PER_TOKEN_HEAD:
         return spec.replace(
             state_content_bytes=per_token_head_bytes(
                 spec.head_size, spec.head_size_v, _itemsize(spec), int4=is_int4
             )
         )
-    if backend in _DENSE_MLA and mode in _PER_TOKEN_HEAD:
+    if row.is_mla and not row.is_sparse and mode in _PER_TOKEN_HEAD:
         return spec.replace(
             state_content_bytes=mla_per_token_head_bytes(
                 spec.head_size, _itemsize(spec), int4=is_int4

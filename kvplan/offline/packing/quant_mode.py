@@ -65,6 +65,11 @@ def get_kv_quant_mode(kv_cache_dtype: str) -> KVQuantMode:
     return KVQuantMode.NONE
 
 
+def is_quantized(kv_cache_dtype: str) -> bool:
+    """Whether a ``--kv-cache-dtype`` stores quantized values."""
+    return get_kv_quant_mode(kv_cache_dtype) != KVQuantMode.NONE
+
+
 def storage_dtype(kv_cache_dtype: str, model_dtype: str) -> str:
     """Dtype that a KV cache of this ``--kv-cache-dtype`` is stored in.
 
