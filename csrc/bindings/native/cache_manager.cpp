@@ -64,7 +64,7 @@ py::list boundary_tuples(const std::vector<BoundaryState>& states) {
   return result;
 }
 
-std::span<const int64_t> span_of(const std::optional<Int64Array>& array) {
+std::span<const int64_t> values_of(const std::optional<Int64Array>& array) {
   if (!array) return {};
   return {array->data(), static_cast<size_t>(array->size())};
 }
@@ -84,9 +84,9 @@ py::tuple schedule(CacheManager& manager, const HandleArray& requests,
                                      static_cast<size_t>(requests.size())},
                         .num_computed_tokens = {num_computed_tokens.data(),
                                                 static_cast<size_t>(num_computed_tokens.size())},
-                        .num_new_tokens = span_of(num_new_tokens),
-                        .num_tokens = span_of(num_tokens),
-                        .num_in_flight_tokens = span_of(num_in_flight_tokens),
+                        .num_new_tokens = values_of(num_new_tokens),
+                        .num_tokens = values_of(num_tokens),
+                        .num_in_flight_tokens = values_of(num_in_flight_tokens),
                         .num_lookahead_tokens = num_lookahead_tokens},
                        {reinterpret_cast<AppendedBlock*>(appended.mutable_data()),
                         static_cast<size_t>(appended.shape(0))});
@@ -95,8 +95,8 @@ py::tuple schedule(CacheManager& manager, const HandleArray& requests,
                         kStops[static_cast<size_t>(result.stop)]);
 }
 
-py::object allocate(CacheManager& manager, int64_t request, const RequestTokens& tokens,
-                    const Allocation& allocation, const PrefixHit* hit) {
+py::object allocate_request(CacheManager& manager, int64_t request, const RequestTokens& tokens,
+                            const Allocation& allocation, const PrefixHit* hit) {
   if (!manager.allocate(handle(request), tokens, allocation, hit)) return py::none();
   return by_group(manager.num_groups(), [&](size_t g) { return to_array(manager.new_blocks(g)); });
 }
@@ -265,20 +265,20 @@ void bind_allocation(py::class_<CacheManager>& manager) {
              bool delay_cache_blocks, int64_t num_encoder_tokens, bool full_sequence_must_fit,
              int64_t reserved_blocks, bool apply_watermark,
              const std::vector<uint16_t>& skip_zeroing_groups) {
-            return allocate(m, request,
-                            make_tokens(num_tokens, num_prompt_tokens, num_computed_tokens,
-                                        num_in_flight_tokens, shared_prefix_boundary),
-                            {.num_new_tokens = num_new_tokens,
-                             .num_new_computed_tokens = num_new_computed_tokens,
-                             .num_external_computed_tokens = num_external_computed_tokens,
-                             .num_lookahead_tokens = num_lookahead_tokens,
-                             .num_encoder_tokens = num_encoder_tokens,
-                             .reserved_blocks = reserved_blocks,
-                             .delay_cache_blocks = delay_cache_blocks,
-                             .full_sequence_must_fit = full_sequence_must_fit,
-                             .apply_watermark = apply_watermark,
-                             .skip_zeroing_groups = skip_zeroing_groups},
-                            hit);
+            return allocate_request(m, request,
+                                    make_tokens(num_tokens, num_prompt_tokens, num_computed_tokens,
+                                                num_in_flight_tokens, shared_prefix_boundary),
+                                    {.num_new_tokens = num_new_tokens,
+                                     .num_new_computed_tokens = num_new_computed_tokens,
+                                     .num_external_computed_tokens = num_external_computed_tokens,
+                                     .num_lookahead_tokens = num_lookahead_tokens,
+                                     .num_encoder_tokens = num_encoder_tokens,
+                                     .reserved_blocks = reserved_blocks,
+                                     .delay_cache_blocks = delay_cache_blocks,
+                                     .full_sequence_must_fit = full_sequence_must_fit,
+                                     .apply_watermark = apply_watermark,
+                                     .skip_zeroing_groups = skip_zeroing_groups},
+                                    hit);
           },
           py::arg("request"), py::arg("num_new_tokens"), py::kw_only(), py::arg("num_tokens"),
           py::arg("num_prompt_tokens"), py::arg("num_computed_tokens") = 0,
