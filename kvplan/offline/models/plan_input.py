@@ -18,6 +18,7 @@ from kvplan.offline.models.drafter_method import (
 )
 from kvplan.offline.models.drafters import with_drafter
 from kvplan.offline.models.errors import ModelError
+from kvplan.offline.models.layer_specs import spec_of
 from kvplan.offline.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers
 from kvplan.offline.models.layouts import resolve_layout, supported_layouts
 from kvplan.offline.models.mlp_width import check_mlp_width
@@ -373,7 +374,9 @@ def _workers(
         def belongs(layer: Layer, stage: range = stage, is_last: bool = is_last) -> bool:
             return is_last if layer.index is None else layer.index in stage
 
-        specs = {layer.name: resolution.spec_of(layer) for layer in layers.layers if belongs(layer)}
+        specs = {
+            layer.name: spec_of(resolution, layer) for layer in layers.layers if belongs(layer)
+        }
         workers.extend([specs] * resolution.tp)
     return workers
 

@@ -13,7 +13,6 @@ from kvplan.offline.models.block_sizes import (
     hybrid_block_size,
     preferred_block_size,
     skip_layer_page,
-    sliding_block_size,
 )
 from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.layers import (
@@ -25,13 +24,11 @@ from kvplan.offline.models.layers import (
     StateLayer,
 )
 from kvplan.offline.models.options import ModelOptions
-from kvplan.offline.models.parallel import check_query_groups, local_kv_heads
 from kvplan.offline.packing import (
     ATTENTION_BACKENDS,
-    DS_MLA_RECORD_BYTES,
+    DTYPE_BYTES,
     AttentionBackend,
     BackendNeeds,
-    customize_attention_spec,
     customize_spec,
     get_kv_quant_mode,
     storage_dtype,
@@ -43,7 +40,7 @@ from kvplan.offline.packing import (
 _BOUNDARY_LAYERS = 2
 
 
-class _Blocks(NamedTuple):
+class Blocks(NamedTuple):
     """Block sizes of attention and of aligned states in tokens, and shared pages in bytes."""
 
     block_size: int
@@ -265,10 +262,11 @@ class Resolution:
         )
 
     @cached_property
-    def _blocks(self) -> _Blocks:
+    def blocks(self) -> Blocks:
+        """Block sizes, and the pages that layers share."""
         options = self.options
         if not self.attention_backends:
-            return _Blocks(options.block_size or 16, options.block_size or 16)
+            return Blocks(options.block_size or 16, options.block_size or 16)
         block_size = options.block_size
         if block_size is None:
             block_size = preferred_block_size(self.attention_backends, self.kernel_sizes)
@@ -305,7 +303,7 @@ class Resolution:
             )
             if padded_state is not None and skip_page is not None:
                 padded_state = skip_page
-        return _Blocks(block_size, state_block_size, padded_state, skip_page)
+        return Blocks(block_size, state_block_size, padded_state, skip_page)
 
     def _check_block_size(self, block_size: int) -> None:
         from kvplan.offline.packing import supports_block_size
@@ -321,7 +319,7 @@ class Resolution:
     @property
     def block_size(self) -> int:
         """Tokens of a block of the primary attention layers."""
-        return self._blocks.block_size
+        return self.blocks.block_size
 
     @property
     def mamba_block_size(self) -> int:
@@ -335,159 +333,22 @@ class Resolution:
             return wanted or self.max_model_len
         if wanted is not None and self.model.is_attention_free:
             return wanted
-        return self._blocks.state_block_size
-
-    def spec_of(self, layer: Layer) -> Any:
-        """The spec that vLLM registers for a layer."""
-        if isinstance(layer, StateLayer):
-            spec = self._state_spec(layer)
-        elif isinstance(layer, CustomLayer) and layer.is_final:
-            spec = layer.build(self)
-        else:
-            spec = customize_attention_spec(
-                self.backend_of(layer),
-                self._attention_spec(layer),
-                device_capability=self.capability,
-                rope_dim=self.rope_dim,
-                uses_trtllm_attention=self._uses_trtllm,
-            )
-        return spec.replace(is_draft=True) if layer.is_draft else spec
+        return self.blocks.state_block_size
 
     @property
-    def _uses_trtllm(self) -> bool:
+    def uses_trtllm(self) -> bool:
+        """Whether TensorRT-LLM's kernels run the model's grouped-query attention."""
         heads, kv_heads = self.num_heads // self.tp, max(1, self.model.page_kv_heads // self.tp)
         return heads > kv_heads and heads % kv_heads == 0
-
-    def _attention_spec(self, layer: Layer) -> Any:
-        if isinstance(layer, CustomLayer):
-            return layer.build(self)
-        if isinstance(layer, MLALayer):
-            return self._mla_spec(layer)
-        assert isinstance(layer, AttentionLayer)
-        cache_dtype = self.layer_cache_dtype(layer)
-        heads = layer.local_kv_heads or local_kv_heads(layer.num_kv_heads, self.tp)
-        if not layer.is_draft and layer.num_kv_heads == self.model.page_kv_heads:
-            check_query_groups(layer.name, self.num_heads // self.tp, heads)
-        common: dict[str, Any] = {
-            "num_kv_heads": heads,
-            "head_size": layer.head_size,
-            "dtype": storage_dtype(cache_dtype, self.dtype),
-            "kv_quant_mode": get_kv_quant_mode(cache_dtype),
-        }
-        if layer.is_cross:
-            return specs.CrossAttentionSpec(block_size=self.block_size, **common)
-        if layer.attention_chunk_size is not None:
-            return specs.ChunkedLocalAttentionSpec(
-                block_size=self.block_size,
-                attention_chunk_size=layer.attention_chunk_size,
-                **common,
-            )
-        common["head_size_v"] = layer.head_size if layer.head_size_v is None else layer.head_size_v
-        if layer.sink_len is not None:
-            return specs.SinkFullAttentionSpec(
-                block_size=self.block_size, sink_len=layer.sink_len, **common
-            )
-        if layer.rswa_window is not None:
-            return specs.RSWASpec(
-                block_size=self.block_size, rswa_window=layer.rswa_window, **common
-            )
-        if layer.sliding_window is None:
-            return specs.FullAttentionSpec(
-                block_size=self.block_size, non_causal=layer.non_causal, **common
-            )
-        return self._sliding_spec(layer, common)
-
-    def _sliding_spec(self, layer: AttentionLayer, common: dict[str, Any]) -> Any:
-        name = self.backend_of(layer)
-        token = customize_spec(
-            name,
-            specs.SlidingWindowSpec(block_size=1, sliding_window=layer.sliding_window, **common),
-            device_capability=self.capability,
-            rope_dim=self.rope_dim,
-        )
-        token_bytes = token.unpadded_page_size_bytes
-        padded = self._blocks.skipped_page_bytes
-        sizes = self.kernel_sizes(
-            ATTENTION_BACKENDS[name], is_quantized=token.kv_quant_mode != specs.KVQuantMode.NONE
-        )
-        return specs.SlidingWindowSpec(
-            block_size=sliding_block_size(
-                sizes, token_bytes, padded or token_bytes * self.block_size, self.block_size
-            ),
-            sliding_window=layer.sliding_window,
-            page_size_padded=padded,
-            **common,
-        )
-
-    def _mla_spec(self, layer: MLALayer) -> Any:
-        cache_dtype = self.mla_cache_dtype(layer)
-        common = {
-            "block_size": self.block_size,
-            "num_kv_heads": 1,
-            "max_tp_shards": 1,
-            "head_size": layer.head_size,
-            "dtype": storage_dtype(cache_dtype, self.dtype),
-            "cache_dtype_str": cache_dtype,
-            "kv_quant_mode": get_kv_quant_mode(cache_dtype),
-            "state_content_bytes": DS_MLA_RECORD_BYTES.get(cache_dtype),
-        }
-        if layer.sliding_window is not None:
-            return specs.SlidingWindowMLASpec(sliding_window=layer.sliding_window, **common)
-        return specs.MLAAttentionSpec(
-            topk_buffer_width=layer.topk_buffer_width,
-            is_index_group_leader=layer.is_index_group_leader,
-            **common,
-        )
-
-    def mla_cache_dtype(self, layer: MLALayer) -> str:
-        """The format a sparse backend keeps a quantized latent in.
-
-        Mirrors vllm/model_executor/layers/attention/mla_attention.py::
-        _canonicalize_sparse_mla_kv_cache_dtype (0.33).
-        """
-        name, cache_dtype = self.backend_of(layer), self.layer_cache_dtype(layer)
-        quantized = get_kv_quant_mode(cache_dtype) != specs.KVQuantMode.NONE
-        if name == "FLASHMLA_SPARSE" and quantized and cache_dtype != "nvfp4_ds_mla":
-            return "fp8_ds_mla"
-        if name == "FLASHINFER_MLA_SPARSE_SM120" and cache_dtype in ("auto", "fp8", "fp8_e4m3"):
-            return "fp8_ds_mla"
-        return cache_dtype
-
-    def _state_spec(self, layer: StateLayer) -> Any:
-        checkpoints: dict[str, Any] = {}
-        if layer.declared_alignment is not None:
-            checkpoints = {
-                "num_prefill_checkpoint_blocks": 1,
-                "prefill_checkpoint_alignment": layer.declared_alignment,
-            }
-        elif layer.checkpoint_alignment is not None and self.checkpoint_alignment is not None:
-            checkpoints = {
-                "num_prefill_checkpoint_blocks": 1,
-                "prefill_checkpoint_alignment": self.mamba_block_size,
-            }
-        return specs.MambaSpec(
-            block_size=self.mamba_block_size,
-            shapes=layer.shapes,
-            dtypes=layer.dtypes,
-            page_size_padded=self._blocks.padded_state_bytes,
-            mamba_type=layer.mamba_type,
-            mamba_cache_mode=self.mamba_cache_mode,
-            num_speculative_blocks=self.options.num_speculative_tokens,
-            tp_replicated=layer.tp_replicated,
-            **checkpoints,
-        )
 
     def declared_layouts(self) -> list[tuple[str, ...]]:
         """Layouts of every backend, for the choice of one."""
         return [supported_layouts(b.name, self.capability) for b in self.backends]
 
 
-_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1}
-
-
 def _state_bytes(layer: StateLayer) -> int:
     return sum(
-        math.prod(shape) * _ITEMSIZE.get(dtype, 1)
+        math.prod(shape) * DTYPE_BYTES[dtype]
         for shape, dtype in zip(layer.shapes, layer.dtypes, strict=True)
     )
 

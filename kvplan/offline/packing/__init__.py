@@ -25,6 +25,7 @@ from kvplan.offline.packing.formats import (
 )
 from kvplan.offline.packing.quant_mode import (
     CACHE_DTYPE_STORAGE,
+    DTYPE_BYTES,
     KV_CACHE_DTYPES,
     get_kv_quant_mode,
     is_quantized,
@@ -37,6 +38,7 @@ __all__ = [
     "DEEPSEEK_V4_PAGE_ALIGNMENT",
     "DEEPSEEK_V4_RECORD_BYTES",
     "DS_MLA_RECORD_BYTES",
+    "DTYPE_BYTES",
     "KV_CACHE_DTYPES",
     "AttentionBackend",
     "BackendNeeds",

@@ -14,19 +14,11 @@ from kvplan.offline.packing.formats import (
     turboquant_slot_bytes,
     ultraquant_slot_bytes,
 )
+from kvplan.offline.packing.quant_mode import DTYPE_BYTES
 from kvplan.specs import AttentionSpec, KVQuantMode, MultipleOf
 
 SpecT = TypeVar("SpecT", bound=AttentionSpec)
 
-_ITEMSIZE = {
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "uint8": 1,
-    "int8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
 _PER_TOKEN_HEAD = (
     KVQuantMode.INT8_PER_TOKEN_HEAD,
     KVQuantMode.FP8_PER_TOKEN_HEAD,
@@ -46,7 +38,7 @@ _OCTAVE = (
 
 
 def _itemsize(spec: AttentionSpec) -> int:
-    return _ITEMSIZE[str(spec.dtype)]
+    return DTYPE_BYTES[str(spec.dtype)]
 
 
 def _symmetric_head_size(backend: str, spec: AttentionSpec) -> int:

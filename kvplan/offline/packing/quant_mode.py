@@ -34,6 +34,17 @@ CACHE_DTYPE_STORAGE = {
     "nvfp4_4over6": "uint8",
 }
 
+#: Bytes of one element.
+DTYPE_BYTES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "uint8": 1,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+
 #: The values that vLLM's ``--kv-cache-dtype`` accepts.
 KV_CACHE_DTYPES = (
     "auto",
