@@ -44,6 +44,7 @@ def broken(definition, answer):
         ("diff", ("diff", "gemma-3-27b", "--tp 2", "--memory", "30GiB")),
         ("diff", ("diff", "gemma-3-27b", "--tp 2", "--memory", "3GiB")),
         ("models", ("models",)),
+        ("serve_line", ("serve-line", *SMALL)),
     ],
 )
 def test_the_answer_is_what_the_schema_says(definition, command):

@@ -1,9 +1,7 @@
 """``vllm serve`` lines: read by vLLM's names, never run, and written so that they work."""
 
 import json
-import re
 import shlex
-from pathlib import Path
 
 import pytest
 from cli_runner import run
@@ -178,6 +176,30 @@ def test_the_line_overrides_its_config_file(tmp_path):
     assert values(f"vllm serve other --config {config}")["model"] == "other"
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "bash start-ray.sh leader --size=2; vllm serve m --max-model-len $(LENGTH)",
+        "pip install x && exec vllm serve m --max-model-len $(LENGTH) 2>&1 | tee log",
+        "|\n            set -e\n            vllm serve \\\n            m --max-model-len $(LENGTH)",
+    ],
+)
+def test_the_server_in_a_container_s_script(script, tmp_path):
+    text = MANIFEST.replace("command: [vllm, serve]", "command: [/bin/sh, -c]")
+    before, _, after = text.partition("          args:")
+    script = script if script.startswith("|") else json.dumps(script)
+    args = f"          args:\n          - {script}\n"
+    found = values(file(tmp_path, before + args + after.partition("\n")[2]))
+    assert found == {"model": "m", "max_model_len": "32768", "layout": "HND"}
+
+
+def test_a_script_that_runs_something_for_a_value(tmp_path):
+    script = json.dumps("true; vllm serve `cat name`")
+    text = f"services:\n  a: {{image: vllm, entrypoint: [sh, -c], command: [{script}]}}\n"
+    with pytest.raises(ServeLineError, match="the line holds `"):
+        values(file(tmp_path, text))
+
+
 def test_files_that_say_too_little(tmp_path):
     two = COMPOSE + COMPOSE.replace("services:\n", "").replace("  vllm:", "  second:")
     path = file(tmp_path, two)
@@ -231,6 +253,18 @@ def test_a_line_plans_as_the_options_do():
 def test_what_stands_before_the_line_overrides_it():
     result = plan("--memory", "30GiB", "--tp", "4", "--json", "--", "vllm serve llama-3.1-8b -tp 2")
     assert json.loads(result.stdout)["config"]["tensor_parallel_size"] == 4
+
+
+def test_lines_side_by_side():
+    line = "vllm serve gemma-3-27b -tp 2 --port 80"
+    memory = ("--memory", "20GiB", "--json")
+    own = ("gemma-3-27b --tp 2", "gemma-3-27b --tp 2 --kv-cache-dtype fp8")
+    expected = json.loads(run("diff", *own, *memory).stdout)
+    for second in (f"{line} --kv-cache-dtype fp8", "--kv-cache-dtype fp8"):
+        found = json.loads(run("diff", line, second, *memory).stdout)
+        for side in "ab":
+            assert {**found[side], "name": ""} == {**expected[side], "name": ""}
+        assert found["b"]["name"].endswith("--kv-cache-dtype fp8")
 
 
 def test_a_line_as_a_preset():
@@ -309,13 +343,6 @@ def test_a_request_has_no_line(tmp_path):
     path = tmp_path / "request.json"
     run("plan", "llama-3.1-8b", "--memory", "30GiB", "--write-request", path)
     assert run("serve-line", "--request", path).exit_code == BAD_INPUT
-
-
-def test_the_json_is_documented():
-    page = (Path(__file__).parents[2] / "docs" / "serve_line.md").read_text()
-    part = page.partition("| field of `serve-line --json` |")[2]
-    answer = json.loads(run("serve-line", "llama-3.1-8b", "--memory", "3GiB", "--json").stdout)
-    assert sorted(re.findall(r"^\| `(\w+)` \|", part, re.M)) == sorted(answer)
 
 
 def test_an_option_is_planned_or_not_but_not_both():

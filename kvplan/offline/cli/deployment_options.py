@@ -226,7 +226,7 @@ def _version(text: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[1])
 
 
-def _gpu(text: str) -> Gpu:
+def parse_gpu(text: str) -> Gpu:
     """A GPU by name, or one of whose memory alone is known. Raises ValueError."""
     try:
         return find_gpu(text)
@@ -240,7 +240,7 @@ def _gpu(text: str) -> Gpu:
 ESTIMATE_OPTIONS = (
     click.option(
         "--gpu",
-        type=Parsed("gpu", _gpu),
+        type=Parsed("gpu", parse_gpu),
         help="Instead of --memory, predict it for this GPU, e.g. H100, RTX 4090, DGX Spark, "
         "MI300X, H100-3g.40gb.",
     ),

@@ -15,19 +15,22 @@ from kvplan.offline.cli.deployment_options import read_question
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, does_not_fit, say_on_stderr
 from kvplan.offline.cli.file_kinds import file_kind
 from kvplan.offline.cli.knobs import plan_given_plenty
+from kvplan.offline.cli.line_defaults import without_line
 from kvplan.offline.cli.plan_json import WITHOUT_MEMORY, plan_numbers
 from kvplan.offline.cli.question import PlannerInput
+from kvplan.offline.serve_line import option_table, starts_server
 
 EPILOG = """\b
 Examples:
   kvplan diff gemma-3-27b "--kv-cache-dtype fp8" --memory 30GiB
   kvplan diff "llama-3.1-70b --tp 4" "llama-3.1-70b --tp 8" --memory 40GiB
   kvplan diff recorded-before.json recorded-after.json
+  kvplan diff "vllm serve gemma-3-27b -tp 2" "--kv-cache-dtype fp8" --memory 20GiB
 
 \b
-A side is what one would give to 'kvplan plan': a model with options, in quotes; a recorded
-request; or, for B, only the options that differ from A. Options after B are for both, where a
-side has not its own; --json is one of them, and prints both sides as JSON.
+A side is what one would give to 'kvplan plan': a model with options, in quotes; a vllm serve
+line; a recorded request; or, for B, only the options that differ from A. Options after B are for
+both, where a side has not its own; --json is one of them, and prints both sides as JSON.
 
 Exit codes: 0 both fit, 1 one does not fit, 2 the input is wrong.
 """
@@ -76,7 +79,7 @@ def side_names(a: Sequence[str], b: Sequence[str]) -> tuple[str, str]:
 def _parts(side: Sequence[str]) -> list[str]:
     """The model or recorded request, and each option with its values."""
     parts: list[str] = []
-    for text in side:
+    for text in side[1:] if side[0] == "--" else side:
         if text.startswith("-") or not parts or not _takes_value(parts[-1]):
             parts.append(text)
         else:
@@ -91,7 +94,8 @@ def _takes_value(part: str) -> bool:
     for option in plan_command.params:
         if part in option.opts:
             return isinstance(option, click.Option) and not option.is_flag
-    return False
+    of_vllm = option_table().by_name.get(part)
+    return of_vllm is not None and of_vllm.kind != "flag"
 
 
 def _split(texts: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -109,21 +113,24 @@ def _split(texts: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         raise BadInput(f"a side is not a line of arguments: {error}") from None
     if not a or not b:
         raise BadInput("a side is empty; give a model or a recorded request, with options")
-    a, b = _with_request(a), _with_request(b)
-    if b[0].startswith("-") and b[0] != "--request":
+    a, b = _with_mark(a), _with_mark(b)
+    if b[0].startswith("-") and b[0] not in ("--request", "--"):
         b = a + b
     return a, b, list(texts[2:])
 
 
-def _with_request(side: list[str]) -> list[str]:
-    """A recorded request needs no ``--request`` here."""
+def _with_mark(side: list[str]) -> list[str]:
+    """A recorded request needs no ``--request`` here, and a line no ``--``."""
+    if starts_server(side):
+        return ["--", *side]
     return ["--request", *side] if file_kind(Path(side[0])) == "request" else side
 
 
 def _answer(args: list[str]) -> tuple[PlannerInput, kvplan.Plan | kvplan.NotEnoughMemory]:
     from kvplan.offline.cli.plan import command as plan_command
 
-    with plan_command.make_context("kvplan plan", list(args)) as ctx:
+    own, _, defaults = without_line(args)
+    with plan_command.make_context("kvplan plan", own, default_map=defaults) as ctx:
         question = read_question(ctx.params)
         given = question.planner_input()
         try:

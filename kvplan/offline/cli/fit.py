@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 import kvplan
+from kvplan.offline.budget.gpus import Gpu
 from kvplan.offline.cli import fit_search
-from kvplan.offline.cli.deployment_options import deployment_options, read_question
+from kvplan.offline.cli.deployment_options import deployment_options, parse_gpu, read_question
 from kvplan.offline.cli.encoder_words import encoder_note
 from kvplan.offline.cli.failures import (
     DOES_NOT_FIT,
@@ -21,7 +25,7 @@ from kvplan.offline.cli.failures import (
 )
 from kvplan.offline.cli.heeded import option_given
 from kvplan.offline.cli.knobs import PLENTY
-from kvplan.offline.cli.param_types import IntegerIn
+from kvplan.offline.cli.param_types import LENGTH, IntegerIn, Parsed
 from kvplan.offline.cli.question import ModelQuestion, Question
 from kvplan.offline.cli.sizes import format_enough
 
@@ -32,9 +36,16 @@ Examples:
   kvplan fit llama-3.1-70b --find memory --tp 4 --max-model-len 128K --concurrency 8
   kvplan fit llama-3.1-70b --find gpus --memory 30GiB --concurrency 4
   kvplan fit gemma-3-27b --find batch --memory 20GiB
+  kvplan fit llama-3.1-70b --weights 141GB --gpu H100,H200,B200 --users 50 --context 32K
 
 Exit codes: 0 found, 1 nothing is enough, 2 the input is wrong.
 """
+
+
+def _parse_gpus(text: str) -> tuple[tuple[str, Gpu], ...]:
+    """GPUs by name with commas between. Raises ValueError."""
+    return tuple((name.strip(), parse_gpu(name)) for name in text.split(","))
+
 
 TARGETS = ("context", "memory", "gpus", "batch")
 
@@ -63,12 +74,43 @@ TARGETS = ("context", "memory", "gpus", "batch")
     help="Count the tokens in flight once per engine, as a running server holds them, and not once "
     "per request, as vLLM's figure does.",
 )
+@click.option(
+    "--users",
+    type=IntegerIn(min=1, max=10**6),
+    help="Compare the GPUs of --gpu for so many users at once: how many GPUs, how the model is "
+    "split over them, and the line of each.",
+)
+@click.option("--context", type=LENGTH, help="Tokens of each user's request: --max-model-len.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the comparison of --users to a .csv, a .json or a .html that needs nothing else.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
-def command(find: str, concurrency: int, steady: bool, as_json: bool, **values: Any) -> int:
+def command(
+    find: str,
+    concurrency: int,
+    steady: bool,
+    users: int | None,
+    context: int | str | None,
+    output: Path | None,
+    as_json: bool,
+    **values: Any,
+) -> int:
     """Find what fits: the longest context, or the least memory, GPUs or batch for a context.
 
     The context asked for is --max-model-len, or the model's own.
     """
+    if context is not None:
+        values["max_model_len"] = context
+    gpus = values["gpu"] or ()
+    if users is None:
+        if len(gpus) > 1 or output is not None:
+            raise BadInput("several GPUs and --output are for a comparison; give --users, too")
+        values["gpu"] = gpus[0][1] if gpus else None
+    else:
+        return _compare(values, gpus, users, steady, output, as_json)
     if values["max_model_len"] == "auto":
         raise BadInput("--max-model-len auto is what --find context finds; give a number or none")
     _refuse_what_is_found(find)
@@ -111,6 +153,49 @@ def command(find: str, concurrency: int, steady: bool, as_json: bool, **values: 
     return FITS if found else DOES_NOT_FIT
 
 
+def _compare(
+    values: dict[str, Any],
+    gpus: Sequence[tuple[str, Gpu]],
+    users: int,
+    steady: bool,
+    output: Path | None,
+    as_json: bool,
+) -> int:
+    """What ``--users`` does: offers of several GPUs."""
+    from kvplan.offline.cli.buyers_table import COLUMNS, offers
+
+    if not gpus:
+        raise BadInput("--users compares GPUs; give them, e.g. --gpu H100,H200,B200")
+    for name in ("find", "concurrency", "tensor_parallel_size", "pipeline_parallel_size"):
+        option = option_given(name)
+        if option is not None:
+            raise BadInput(f"--users finds the split itself; leave {option} out")
+    if output is not None and output.suffix.lower() not in (".csv", ".json", ".html"):
+        raise BadInput(f"{output}: the file's name must end in .csv, .json or .html")
+    found = offers(values, gpus, users, steady)
+    length = f" of {found[0].max_model_len:,} tokens" if found else ""
+    title = f"{values['model']}: {counted(users, 'user')}{length}"
+    if output is not None and output.suffix.lower() == ".html":
+        from kvplan.offline.cli.render_buyers import offers_page
+
+        output.write_text(offers_page(found, title), encoding="utf-8")
+    elif output is not None:
+        from kvplan.offline.cli.row_writers import RowWriter
+
+        with RowWriter(output, COLUMNS) as writer:
+            writer.write([tuple(dataclasses.asdict(offer).values()) for offer in found])
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(offer) for offer in found], indent=2))
+    elif found and output is None:
+        from kvplan.offline.cli.render_buyers import render_offers
+        from kvplan.offline.cli.terminal import make_console
+
+        render_offers(make_console(), found)
+    if not found:
+        say_on_stderr(f"kvplan: no split of these GPUs holds {title}")
+    return FITS if found else DOES_NOT_FIT
+
+
 def _first_split(question: Question, find: str) -> Question:
     """The question, or with GPUs to find, on as few as its heads and ``--dcp`` allow."""
     if find != "gpus":
@@ -133,6 +218,8 @@ def _given_splits() -> list[str]:
     names = ("pipeline_parallel_size", "decode_context_parallel_size", "replicas")
     return [name for name in names if option_given(name) is not None]
 
+
+next(p for p in command.params if p.name == "gpu").type = Parsed("gpu[,gpu...]", _parse_gpus)
 
 #: The option that each target finds, by its parameter's name.
 _FOUND = {"memory": ("memory", "gpu"), "gpus": ("tensor_parallel_size",)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,30 +15,37 @@ _LINE = "kvplan.serve_line"
 def take_line(ctx: click.Context, command: click.Command, args: list[str]) -> list[str]:
     """The arguments without the line, whose values are put into the context's defaults.
 
-    What the command line says in front of the line overrides it, as it does a preset. Arguments
+    Raises:
+        ServeLineError: The line cannot be read.
+    """
+    if not _plans(command):
+        return args
+    own, line, defaults = without_line(args)
+    if line is not None:
+        ctx.default_map = {**(ctx.default_map or {}), command.name or "": defaults}
+        ctx.meta[_LINE] = line
+    return own
+
+
+def without_line(args: list[str]) -> tuple[list[str], ServeLine | None, dict[str, Any]]:
+    """Arguments without the line after ``--``, the line, and defaults of the command's parameters.
+
+    What stands in front of the line overrides the defaults, as it does those of a preset. Arguments
     after ``--`` that are no line stay what they are.
 
     Raises:
         ServeLineError: The line cannot be read.
     """
-    if "--" not in args or not _plans(command):
-        return args
-    at = args.index("--")
-    own, words = args[:at], args[at + 1 :]
     from kvplan.offline.serve_line import deployment_values, looks_like_line, read_line
 
+    at = args.index("--") if "--" in args else len(args)
+    words = args[at + 1 :]
     if not looks_like_line(words):
-        return args
+        return args, None, {}
     line = read_line(words)
     deployment = deployment_values(line)
     _say_what_is_not_planned(deployment)
-    defaults = dict(deployment.values)
-    model = next(p for p in command.params if p.name == "model")
-    if model.nargs == -1:
-        defaults["model"] = [defaults["model"]]
-    ctx.default_map = {**(ctx.default_map or {}), command.name or "": defaults}
-    ctx.meta[_LINE] = line
-    return own
+    return args[:at], line, dict(deployment.values)
 
 
 def line_given() -> ServeLine | None:

@@ -176,6 +176,11 @@ class LogReport:
         chosen = [min(sizes)] if alike else sizes
         return [int((size + more_gib) * _GIB) for size in chosen]
 
+    def _line_here(self) -> ServeLine:
+        """The line with the model that stands for the log's."""
+        model = self._options["model"]
+        return self.line if model is None else dataclasses.replace(self.line, model=model)
+
     @cached_property
     def predictions(self) -> list[list[Prediction]] | str:
         """What the memory of each rank is predicted to be, or why it is not."""
@@ -196,7 +201,7 @@ class LogReport:
             assert isinstance(question, ModelQuestion)
             assert question.estimate is not None
             budgets = question.estimate.budgets(question.model, question.options)
-        except (ValueError, NotImplementedError, click.ClickException) as error:
+        except (kvplan.PlanningError, ServeLineError, click.ClickException) as error:
             return str(error)
         return [predictions(rank, found, budgets) for rank, found in self.sums]
 
@@ -240,6 +245,34 @@ class LogReport:
             middle.steady_capacity_tokens,
             self.start.capacity_tokens,
         )
+
+    @cached_property
+    def limits(self) -> list[str]:
+        """What takes the memory, and what a request holds most of."""
+        lines = []
+        sums = [(rank, found) for rank, found in self.sums if found.requested and found.parts]
+        if sums:
+            rank, found = min(sums, key=lambda pair: pair[1].parts.get("KV cache", 0.0))
+            assert found.requested is not None
+            shares = {name: size / found.requested for name, size in found.parts.items()}
+            others = {name: share for name, share in shares.items() if name != "KV cache"}
+            if others and "KV cache" in shares:
+                most = max(others, key=others.__getitem__)
+                where = f" on {rank.name}" if rank.name else ""
+                lines.append(
+                    f"{most} take {others[most]:.0%} of the requested memory{where}, the KV cache "
+                    f"{shares['KV cache']:.0%}"
+                )
+        plan = self.plan
+        if plan is not None and len(plan.groups) > 1:
+            group = plan.groups[plan.limiting_group]
+            share = group.pool_blocks_per_request / max(1, plan.request_blocks)
+            lines.append(
+                f"group {plan.limiting_group} of {len(plan.groups)} ({group.kind}, "
+                f"{group.num_layers} layers) holds {share:.0%} of a request of "
+                f"{plan.max_model_len:,} tokens"
+            )
+        return lines
 
     @cached_property
     def tokens_per_gib(self) -> float | None:
@@ -289,6 +322,7 @@ class LogReport:
             "plan": None if planned is None else _planned_dict(planned),
             "not_planned": self.question if isinstance(self.question, str) else None,
             "findings": [self._finding_dict(finding) for finding in self.findings],
+            "limits": self.limits,
             "helps": self.helps,
         }
 

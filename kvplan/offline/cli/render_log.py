@@ -31,6 +31,7 @@ def render_log(console: Console, report: LogReport) -> None:
         _prediction_table(console, report)
     for title, lines in (
         ("Capacity", _capacity_lines(report)),
+        ("What limits", report.limits),
         ("Found", _finding_lines(report)),
         ("What would help, each tried by planning", report.helps),
     ):

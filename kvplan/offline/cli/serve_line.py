@@ -82,8 +82,8 @@ def command(concurrency: int, as_json: bool, **values: Any) -> int:
     shorter = question.with_length(length)
     given = shorter.planner_input()
     plan = given.plan()
-    line = line_given() or _line_of(values)
-    changes = _changes(values, given, plan, line)
+    line = line_given() or line_of(values)
+    changes = fitting_options(values, given, plan, line)
     text = written(line, changes)
     if as_json:
         click.echo(json.dumps(_answer(text, changes, plan, question), indent=2))
@@ -109,7 +109,7 @@ def _nothing_fits(question: ModelQuestion, concurrency: int) -> int:
     return DOES_NOT_FIT
 
 
-def _line_of(values: dict[str, Any]) -> ServeLine:
+def line_of(values: dict[str, Any]) -> ServeLine:
     """A line of the options that the command line gives."""
     ctx = click.get_current_context()
     arguments = []
@@ -142,7 +142,7 @@ def _option_words(name: str, negative: tuple[str, ...], value: Any) -> tuple[str
     return (name, json.dumps(value) if isinstance(value, dict) else str(value))
 
 
-def _changes(
+def fitting_options(
     values: dict[str, Any], given: PlannerInput, plan: kvplan.Plan, line: ServeLine
 ) -> dict[str, tuple[str, ...]]:
     """The options that are set, by vLLM's field, with their words."""

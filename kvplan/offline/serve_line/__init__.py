@@ -8,7 +8,7 @@ the commands of kvplan, and `written` writes it out again with other options.
 from kvplan.offline.serve_line.arguments import Argument, find_option, parse_arguments
 from kvplan.offline.serve_line.deployment import Deployment, deployment_values
 from kvplan.offline.serve_line.errors import ServeLineError
-from kvplan.offline.serve_line.line import ServeLine, looks_like_line, read_line
+from kvplan.offline.serve_line.line import ServeLine, looks_like_line, read_line, starts_server
 from kvplan.offline.serve_line.option_table import Option, option_table
 from kvplan.offline.serve_line.written import written
 
@@ -24,5 +24,6 @@ __all__ = [
     "option_table",
     "parse_arguments",
     "read_line",
+    "starts_server",
     "written",
 ]

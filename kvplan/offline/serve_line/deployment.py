@@ -14,6 +14,7 @@ from kvplan.offline.serve_line.option_table import VLLM_VERSION, option_table
 #: Fields of vLLM that kvplan's parameters name differently.
 _PARAMETERS = {
     "kv_cache_memory_bytes": "memory",
+    "data_parallel_size": "replicas",
     "VLLM_PP_LAYER_PARTITION": "pipeline_layer_partition",
     "VLLM_KV_CACHE_LAYOUT": "layout",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,14 @@ def looks_like_line(words: Sequence[str]) -> bool:
     return len(words) > 1
 
 
+def starts_server(words: Sequence[str]) -> bool:
+    """Whether words hold a command that starts a server, rather than arguments of kvplan."""
+    words = list(words)
+    if any(_server_arguments(words, i) is not None for i in range(len(words))):
+        return True
+    return any(Path(word).name in _CONTAINER_TOOLS for word in words[:2])
+
+
 def read_line(words: Sequence[str]) -> ServeLine:
     """The server that a line would start.
 
@@ -89,7 +97,11 @@ def read_line(words: Sequence[str]) -> ServeLine:
             environment, command = words_in_file(Path(name), container or None)
             return _serve_line(command, environment)
         words = split_text(words[0])
-    environment, command = _command(list(words))
+    found = _command(list(words))
+    if found is None:
+        shown = " ".join(words[:4]) + (" ..." if len(words) > 4 else "")
+        raise ServeLineError(f"{shown!r} starts no vLLM server; give the whole line, {_FULL_LINE}")
+    environment, command = found
     return _serve_line(command, environment)
 
 
@@ -99,40 +111,55 @@ def split_text(text: str) -> list[str]:
     Raises:
         ServeLineError: A shell would do more with it than split it, or cannot.
     """
-    joined = re.sub(r"\\\r?\n", " ", text)
-    _refuse_shell_syntax(joined)
+    joined = _joined(text)
+    for place, shown in _shell_places(joined):
+        if joined[place:].strip():
+            raise ServeLineError(
+                f"the line holds {shown}, which is for a shell; nothing of a line is run here, so "
+                f"give the vLLM command alone, {_FULL_LINE}"
+            )
     try:
         return shlex.split(joined, comments=True)
     except ValueError as error:
         raise ServeLineError(f"the line cannot be split into words: {error}") from None
 
 
-def _refuse_shell_syntax(text: str) -> None:
-    """Refuse what a shell would run, join or redirect."""
-    quote, previous = "", ""
+def _joined(text: str) -> str:
+    """A text whose lines that end in a backslash go on."""
+    return re.sub(r"\\\r?\n", " ", text)
+
+
+def _shell_places(text: str) -> Iterator[tuple[int, str]]:
+    """Where a shell would run, join or redirect something, and what stands there."""
+    quote, is_escaped = "", False
     for i, char in enumerate(text):
-        escaped = previous == "\\" and quote != "'"
-        previous = "" if escaped else char
-        if escaped:
-            continue
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"":
+        if is_escaped:
+            is_escaped = False
+        elif char == "\\" and quote != "'":
+            is_escaped = True
+        elif quote and char == quote:
+            quote = ""
+        elif not quote and char in "'\"":
             quote = char
-            continue
-        if quote == "'":
-            continue
-        runs = char == "`" or text.startswith("$(", i)
-        if runs or (not quote and char in ";|&<>\n" and text[i:].strip()):
-            shown = "$(" if text.startswith("$(", i) else char.replace("\n", "a line break")
-            raise ServeLineError(
-                f"the line holds {shown}, which is for a shell; nothing of a line is run here, so "
-                f"give the vLLM command alone, {_FULL_LINE}"
-            )
+        elif quote != "'" and (char == "`" or text.startswith("$(", i)):
+            yield i, char if char == "`" else "$("
+        elif not quote and char in ";|&<>\n":
+            yield i, "a line break" if char == "\n" else char
 
 
-def _command(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """The environment and arguments of the server that words start."""
+def _script_words(text: str) -> list[str]:
+    """The words of the one command of a container's script that starts a server."""
+    joined = _joined(text)
+    joined = re.sub(r"(?<=\s)\d(?=>)", "", joined)  # of a redirection
+    cuts = [place for place, shown in _shell_places(joined) if shown not in ("`", "$(")]
+    ends = [*cuts, len(joined)]
+    parts = [joined[i:j].strip(" ;|&<>\n") for i, j in zip([0, *cuts], ends, strict=True)]
+    servers = [part for part in parts if starts_server(part.split())]
+    return split_text(servers[0] if len(servers) == 1 else text)
+
+
+def _command(words: list[str]) -> tuple[dict[str, str], list[str]] | None:
+    """The environment and arguments of the server that words start; None where they start none."""
     environment: dict[str, str] = {}
     while words and (match := _ASSIGNMENT.fullmatch(words[0])) is not None:
         environment[match[1]] = match[2]
@@ -143,15 +170,14 @@ def _command(words: list[str]) -> tuple[dict[str, str], list[str]]:
             inner, command = _container_command(words[words.index("run", i) + 1 :])
             return environment | inner, command
         if word in ("-c", "-lc") and i and Path(words[i - 1]).name in ("sh", "bash"):
-            inner, command = _command(split_text(words[i + 1])) if words[i + 1 :] else ({}, [])
-            return environment | inner, command
+            found = _command(_script_words(words[i + 1])) if words[i + 1 :] else None
+            return None if found is None else (environment | found[0], found[1])
         arguments = _server_arguments(words, i)
         if arguments is not None:
             return environment, arguments
         if match := _ASSIGNMENT.fullmatch(word):  # after env, sudo and the like
             environment[match[1]] = match[2]
-    shown = " ".join(words[:4]) + (" ..." if len(words) > 4 else "")
-    raise ServeLineError(f"{shown!r} starts no vLLM server; give the whole line, {_FULL_LINE}")
+    return None
 
 
 def _server_arguments(words: list[str], i: int) -> list[str] | None:
@@ -203,15 +229,14 @@ def container_arguments(
         ServeLineError: The image is not vLLM's, and no vLLM command is given to it.
     """
     words = [*entrypoint, *arguments]
-    try:
-        inner, command = _command(words)
-        return environment | inner, command
-    except ServeLineError:
-        if entrypoint or "vllm" not in image.rpartition("/")[2] + image:
-            raise ServeLineError(
-                f"the container of {image!r} starts no vLLM server that can be recognized; give "
-                f"its vLLM command alone, {_FULL_LINE}"
-            ) from None
+    found = _command(words)
+    if found is not None:
+        return environment | found[0], found[1]
+    if entrypoint or "vllm" not in image:
+        raise ServeLineError(
+            f"the container of {image!r} starts no vLLM server that can be recognized; give its "
+            f"vLLM command alone, {_FULL_LINE}"
+        )
     return environment, words
 
 

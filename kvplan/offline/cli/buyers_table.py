@@ -1,0 +1,183 @@
+"""Which GPUs, and how many, hold so many users: one row for each way to split the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import kvplan
+from kvplan.offline.budget.gpus import Gpu
+from kvplan.offline.cli.deployment_options import read_question
+from kvplan.offline.cli.failures import BadInput
+from kvplan.offline.cli.fit_search import requests_at_once, splits
+from kvplan.offline.cli.line_defaults import line_given
+from kvplan.offline.cli.question import ModelQuestion, PlannerInput
+from kvplan.offline.cli.serve_line import fitting_options, line_of
+from kvplan.offline.serve_line import written
+
+#: Rows of each GPU.
+ROWS = 3
+#: GPUs in all beyond this many times the fewest are of no interest.
+_MOST_TIMES = 2
+#: GPUs in all that are tried.
+_MOST_GPUS = 4096
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One way to serve the users.
+
+    Attributes:
+        gpu: The GPU's name.
+        gpus: GPUs in all.
+        tensor_parallel_size: Ranks that share each layer.
+        pipeline_parallel_size: Stages.
+        decode_context_parallel_size: Ranks that share each sequence's tokens.
+        replicas: Engines side by side.
+        max_model_len: Tokens of each user's request.
+        users_by_vllm: Users held at once, each charged all tokens in flight.
+        users_steady: Users held with the tokens in flight counted once per engine.
+        gpu_bytes: Memory of a GPU.
+        weights_bytes: Weights on a GPU of the stage that has least for the cache.
+        other_bytes: What else it holds beside the cache: activations, buffers, CUDA graphs.
+        kv_cache_bytes: Memory for the cache of that GPU.
+        used_bytes: Of that, what the users hold, spread over the replicas.
+        line: The ``vllm serve`` line.
+    """
+
+    gpu: str
+    gpus: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    decode_context_parallel_size: int
+    replicas: int
+    max_model_len: int
+    users_by_vllm: int
+    users_steady: int
+    gpu_bytes: int
+    weights_bytes: int
+    other_bytes: int
+    kv_cache_bytes: int
+    used_bytes: int
+    line: str
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Fewest GPUs first, then fewest engines, stages and context ranks."""
+        return (
+            self.gpus,
+            self.replicas,
+            self.pipeline_parallel_size,
+            self.decode_context_parallel_size,
+        )
+
+
+#: Type of each column of a file.
+COLUMNS: dict[str, type] = {
+    field.name: str if field.name in ("gpu", "line") else int for field in fields(Offer)
+}
+
+
+def offers(
+    values: Mapping[str, Any], gpus: Sequence[tuple[str, Gpu]], users: int, steady: bool
+) -> list[Offer]:
+    """The best ways on each GPU, of fewest GPUs first.
+
+    Args:
+        values: The command's parameters; how the model is split is found anew.
+        gpus: The GPUs by name.
+        users: Requests of the full length at once.
+        steady: Whether they are counted with the tokens in flight once per engine.
+
+    Raises:
+        BadInput: The parameters contradict each other.
+    """
+    found: list[Offer] = []
+    for name, gpu in gpus:
+        of_gpu = {**values, "gpu": gpu}
+        question = read_question(of_gpu)
+        if not isinstance(question, ModelQuestion):
+            raise BadInput("a recorded request is for its own GPUs; give a model to compare GPUs")
+        best: list[Offer] = []
+        for offer in _offers(of_gpu, question, name, gpu, users, steady):
+            best = sorted([*best, offer], key=lambda offer: offer.order)[:ROWS]
+        found += best
+    return sorted(found, key=lambda offer: offer.order)
+
+
+def _offers(
+    values: Mapping[str, Any],
+    question: ModelQuestion,
+    name: str,
+    gpu: Gpu,
+    users: int,
+    steady: bool,
+) -> Iterator[Offer]:
+    """Every split of this GPU that holds the users, as long as it may be among the best."""
+    fewest: int | None = None
+    for split, changed in splits(question, ()):
+        if fewest is not None and split.gpus > _MOST_TIMES * fewest:
+            return
+        try:
+            given = changed.planner_input()
+            plan = given.plan()
+        except kvplan.PlanningError:
+            continue
+        at_once = requests_at_once(plan, steady)
+        replicas = -(-users // at_once) if at_once else _MOST_GPUS
+        if split.gpus * replicas > _MOST_GPUS:
+            continue
+        offer = _offer(values, name, gpu, given, plan, users, replicas)
+        fewest = min(fewest or offer.gpus, offer.gpus)
+        yield offer
+
+
+def _offer(
+    values: Mapping[str, Any],
+    name: str,
+    gpu: Gpu,
+    given: PlannerInput,
+    plan: kvplan.Plan,
+    users: int,
+    replicas: int,
+) -> Offer:
+    config = given.config
+    ranks, stages = config.tensor_parallel_size, config.pipeline_parallel_size
+    memory = min(given.available_memory)
+    budget = min(given.budgets, key=lambda budget: budget.kv_cache_bytes)
+    weights = sum(part.bytes for part in budget.parts if part.name == "weights")
+    each = -(-users // replicas)
+    return Offer(
+        gpu=name,
+        gpus=ranks * stages * replicas,
+        tensor_parallel_size=ranks,
+        pipeline_parallel_size=stages,
+        decode_context_parallel_size=config.decode_context_parallel_size,
+        replicas=replicas,
+        max_model_len=plan.max_model_len,
+        users_by_vllm=replicas * requests_at_once(plan),
+        users_steady=replicas * requests_at_once(plan, steady=True),
+        gpu_bytes=gpu.memory_bytes,
+        weights_bytes=weights,
+        other_bytes=budget.usable_bytes - weights - memory,
+        kv_cache_bytes=memory,
+        used_bytes=min(memory, each * plan.request_blocks * plan.bytes_per_block),
+        line=_line(values, given, plan, replicas),
+    )
+
+
+def _line(values: Mapping[str, Any], given: PlannerInput, plan: kvplan.Plan, replicas: int) -> str:
+    line = line_given() or line_of(dict(values))
+    config = given.config
+    sizes = {
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
+        "decode_context_parallel_size": config.decode_context_parallel_size,
+        "data_parallel_size": replicas,
+    }
+    changes: dict[str, tuple[str, ...]] = {
+        field: (f"--{field.replace('_', '-')}", str(size)) if size > 1 else ()
+        for field, size in sizes.items()
+    }
+    return written(line, changes | fitting_options(dict(values), given, plan, line))
