@@ -441,8 +441,8 @@ def test_what_limits():
     answer = log_json(LOGS / "v0.28-tp4-compose.log")
     share = 108.17 / 169.57
     assert answer["limits"] == [
-        f"weights and non-torch take {share:.0%} of the requested memory on TP0_EP0, the KV cache "
-        f"{50.10 / 169.57:.0%}"
+        f"{share:.0%} of the requested memory on TP0_EP0 are weights and non-torch, "
+        f"{50.10 / 169.57:.0%} the KV cache"
     ]
 
 
@@ -527,5 +527,10 @@ def test_every_part_beside_its_prediction():
 
 
 def test_why_nothing_is_predicted():
+    text = (LOGS / "v0.10.log").read_text()
+    alone = "".join(line for line in text.splitlines(True) if "KV cache" in line)
+    answer = json.loads(run("log", "-", "--json", input=alone).stdout)
+    assert "--model NAME" in answer["not_predicted"]
+    assert answer["not_planned"] == answer["not_predicted"]
     assert "0.19 and later" in log_json(LOGS / "v0.10.log", "--gpu", "H100")["not_predicted"]
     assert "--gpu NAME" in log_json(LOGS / "v0.33-two-starts.log")["not_predicted"]

@@ -34,6 +34,7 @@ _GIB = 2**30
 _FIRST_PREDICTED = (0, 19)
 #: Half of the last printed digit of a size.
 _ROUNDING_GIB = 0.005
+_NO_MODEL = "the log names no model; --model NAME tells it"
 #: The figure of vLLM and the steady one differ when they do by more than this part.
 _IN_FLIGHT = 0.05
 
@@ -142,6 +143,8 @@ class LogReport:
         from kvplan.offline.cli.plan import command as plan_command
 
         memory = self._memory()
+        if self._line_here().model is None:
+            return _NO_MODEL
         if self.start.device != "GPU":
             return f"plans are those of CUDA GPUs, and this start is on a {self.start.device}"
         if memory is None and self.start.refusal is None:
@@ -188,6 +191,8 @@ class LogReport:
         from kvplan.offline.cli.plan import command as plan_command
 
         gpu, version = self._gpu_of_log(), _version(self.start.version)
+        if self._line_here().model is None:
+            return _NO_MODEL
         if gpu is None:
             return "the log does not say the GPU's memory; --gpu NAME tells it"
         if version is not None and version < _FIRST_PREDICTED:
@@ -260,8 +265,8 @@ class LogReport:
                 most = max(others, key=others.__getitem__)
                 where = f" on {rank.name}" if rank.name else ""
                 lines.append(
-                    f"{most} take {others[most]:.0%} of the requested memory{where}, the KV cache "
-                    f"{shares['KV cache']:.0%}"
+                    f"{others[most]:.0%} of the requested memory{where} are {most}, "
+                    f"{shares['KV cache']:.0%} the KV cache"
                 )
         plan = self.plan
         if plan is not None and len(plan.groups) > 1:
