@@ -119,6 +119,7 @@ def _record(
         with set_default_torch_dtype(vllm_config.model_config.dtype):
             model = initialize_model(vllm_config)
             process_weights_after_loading(model, vllm_config.model_config, device)
+        stand_in._platforms.current_platform.update_block_size_for_backend(vllm_config)
         gc.collect()
         weights = allocator.requested
         loader = types.SimpleNamespace(load_model=lambda **kwargs: model)
