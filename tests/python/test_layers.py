@@ -19,7 +19,7 @@ ROOMS = {
 # Old import paths lead to new ones, and `python -m kvplan` is the command line.
 DOORS = {"kvplan._moved", "kvplan.__main__"}
 # The command line measures on request: `kvplan bench`.
-MEASURING = {f"kvplan.offline.cli.{name}" for name in ("bench", "bench_plot", "render_bench")}
+MEASURING = {f"kvplan.offline.cli.{name}" for name in ("bench", "render_bench")}
 
 
 def module_name(path):

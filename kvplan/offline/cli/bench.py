@@ -96,7 +96,8 @@ def command(
     before = report.load(old) if old is not None else None
     found = report.load(recorded) if recorded is not None else _measure(values, plot)
     if plot is not None:
-        from kvplan.offline.cli.charts import bench_figure, write_chart
+        from kvplan.offline.cli.charts import write_chart
+        from kvplan.offline.cli.render_bench import bench_figure
 
         write_chart(plot, "kvplan bench", bench_figure(found))
         click.echo(f"wrote {plot}", err=True)

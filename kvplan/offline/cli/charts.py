@@ -19,7 +19,6 @@ from kvplan.offline.cli.sizes import format_size
 
 if TYPE_CHECKING:
     from kvplan import Frontier, SlicedPoint
-    from kvplan.bench import Report
     from kvplan.offline.cli.log_report import LogReport
 
 #: Okabe and Ito's colours, but for yellow and black, which one of the two modes would hide.
@@ -84,7 +83,7 @@ def lines_figure(
     title: str, subtitle: str, x_axis: Axis, y_axis: Axis, lines: Sequence[Line]
 ) -> Any:
     """Lines over an axis from zero, with their names below."""
-    figure, axes = _figure(f"{title}\n{subtitle}".rstrip(), height=4.4 + 0.2 * len(lines))
+    figure, axes = new_figure(f"{title}\n{subtitle}".rstrip(), height=4.4 + 0.2 * len(lines))
     for number, line in enumerate(lines):
         axes.plot(
             [x for x, _ in line.points],
@@ -102,13 +101,13 @@ def lines_figure(
     axes.set_ylim(bottom=0)
     axes.set_xlabel(x_axis.name)
     axes.set_ylabel(y_axis.name)
-    _legend(figure)
+    add_legend(figure)
     return figure
 
 
 def frontier_figure(title: str, curve: Frontier, sliced: SlicedPoint | None = None) -> Any:
     """Bytes of a request against groups: vLLM's point, the chosen one, and the lower bound."""
-    figure, axes = _figure(f"{title}: one request of {curve.reference_model_len:,} tokens")
+    figure, axes = new_figure(f"{title}: one request of {curve.reference_model_len:,} tokens")
     groups = [point.num_groups for point in curve.points]
     sizes = [point.request_bytes for point in curve.points]
     # A step: with a few groups more, nothing changes until the next point.
@@ -142,48 +141,14 @@ def frontier_figure(title: str, curve: Frontier, sliced: SlicedPoint | None = No
     _scale(axes.xaxis, Axis("groups"), max(groups))
     if max(every) > _WIDE_RANGE * curve.lower_bound_bytes:
         axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter(_formatter(format_size))
+        axes.yaxis.set_major_formatter(worded(format_size))
     else:
         _scale(axes.yaxis, Axis("bytes", format_size, True), max(every))
         axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     axes.set_xlabel("groups")
     axes.set_ylabel("bytes of a request")
-    _legend(figure)
-    return figure
-
-
-def bench_figure(report: Report) -> Any:
-    """Planning time against workers, both logarithmic: a colour a side, a dash a scenario."""
-    from kvplan.bench.measure import show_seconds
-
-    curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for row in report.rows:
-        if row.work == "planning" and row.workers is not None:
-            for side in ("vllm", "drop_in", "native", "cpp"):
-                if side in row.seconds:
-                    points = curves.setdefault((row.name, side), [])
-                    points.append((row.workers, row.seconds[side]))
-    if not curves:
-        raise BadInput("--plot draws planning times; there are none")
-    figure, axes = _figure("Planning an engine: CPU time against workers")
-    names = list(dict.fromkeys(name for name, _ in curves))
-    sides = list(dict.fromkeys(side for _, side in curves))
-    for (name, side), points in curves.items():
-        axes.loglog(
-            *zip(*sorted(points), strict=True),
-            DASHES[names.index(name) % len(DASHES)],
-            color=COLOURS[sides.index(side)],
-            marker=MARKERS[sides.index(side)],
-            markersize=4,
-            label=f"{side}, {name}",
-        )
-    workers = sorted({n for points in curves.values() for n, _ in points})
-    axes.set_xticks(workers, [f"{n:,}" for n in workers], minor=False)
-    axes.minorticks_off()
-    axes.yaxis.set_major_formatter(_formatter(show_seconds))
-    axes.set_xlabel("workers")
-    _legend(figure)
+    add_legend(figure)
     return figure
 
 
@@ -196,7 +161,7 @@ def starts_figure(reports: Sequence[LogReport]) -> Any:
     bars = [report.telling_phases for report in reports]
     if not any(bars):
         raise BadInput("no log tells when anything happened; there is nothing to draw")
-    figure, axes = _figure("Where the time of each start went", height=1.8 + 0.5 * len(bars))
+    figure, axes = new_figure("Where the time of each start went", height=1.8 + 0.5 * len(bars))
     colours = colormaps["cividis"]  # in order, and alike to all eyes
     left = [0.0] * len(bars)
     for i, phase in enumerate(PHASES):
@@ -208,7 +173,7 @@ def starts_figure(reports: Sequence[LogReport]) -> Any:
     axes.set_yticks(range(len(bars)), [report.name.rpartition("/")[2] for report in reports])
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
-    _legend(figure)
+    add_legend(figure)
     return figure
 
 
@@ -220,7 +185,8 @@ def _figure_class(path: Path) -> Any:
     return Figure
 
 
-def _figure(title: str, height: float = 4.4) -> tuple[Any, Any]:
+def new_figure(title: str, height: float = 4.4) -> tuple[Any, Any]:
+    """A figure and its axes, in the colours of the reader's text."""
     figure = _figure_class(Path(title))(figsize=(9, height), layout="constrained")
     axes = figure.subplots()
     figure.suptitle(title, color=INK, fontsize=11)
@@ -234,7 +200,7 @@ def _figure(title: str, height: float = 4.4) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _legend(figure: Any) -> None:
+def add_legend(figure: Any) -> None:
     """Below the chart, where no name covers a point."""
     figure.legend(loc="outside lower center", ncols=2, frameon=False, labelcolor=INK, fontsize=9)
 
@@ -247,10 +213,11 @@ def _scale(drawn: Any, axis: Axis, largest: float) -> None:
     whole = largest >= 4
     locator = MultipleLocator(step) if step else MaxNLocator(8, integer=whole)
     drawn.set_major_locator(locator)
-    drawn.set_major_formatter(_formatter(lambda value: axis.words(value) if value else "0"))
+    drawn.set_major_formatter(worded(lambda value: axis.words(value) if value else "0"))
 
 
-def _formatter(words: Callable[[float], str]) -> Any:
+def worded(words: Callable[[float], str]) -> Any:
+    """A formatter of an axis's values."""
     from matplotlib.ticker import FuncFormatter
 
     return FuncFormatter(lambda value, _: words(value))

@@ -326,7 +326,7 @@ def _by_the_other(answer: dict[str, Any], steady: bool) -> str:
     )
     if answer["found"] is None:
         return f"{how}: nothing is enough"
-    return f"{how}: {_words(answer)}"
+    return f"{how}, {_words(answer)}"
 
 
 def _nothing(answer: dict[str, Any], more: str) -> str:

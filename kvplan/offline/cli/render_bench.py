@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvplan.bench.measure import show_ratio, show_seconds
 from kvplan.bench.report import Report, Row, ratios
-from kvplan.offline.cli.failures import counted
+from kvplan.offline.cli import charts
+from kvplan.offline.cli.failures import BadInput, counted
 from kvplan.offline.cli.sizes import format_size
 from kvplan.offline.cli.tables import Column, FittingTable
 
@@ -59,6 +60,38 @@ def render_comparison(console: Console, new: Report, old: Report) -> None:
     missing = len(new.rows) - len(found)
     if missing:
         console.print(f"{counted(missing, 'row')} without a counterpart in the earlier run")
+
+
+def bench_figure(report: Report) -> Any:
+    """Planning time against workers, both logarithmic: a colour a side, a dash a scenario."""
+    curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for row in report.rows:
+        if row.work == "planning" and row.workers is not None:
+            for side in ("vllm", "drop_in", "native", "cpp"):
+                if side in row.seconds:
+                    points = curves.setdefault((row.name, side), [])
+                    points.append((row.workers, row.seconds[side]))
+    if not curves:
+        raise BadInput("--plot draws planning times; there are none")
+    figure, axes = charts.new_figure("Planning an engine: CPU time against workers")
+    names = list(dict.fromkeys(name for name, _ in curves))
+    sides = list(dict.fromkeys(side for _, side in curves))
+    for (name, side), points in curves.items():
+        axes.loglog(
+            *zip(*sorted(points), strict=True),
+            charts.DASHES[names.index(name) % len(charts.DASHES)],
+            color=charts.COLOURS[sides.index(side)],
+            marker=charts.MARKERS[sides.index(side)],
+            markersize=4,
+            label=f"{side}, {name}",
+        )
+    workers = sorted({n for points in curves.values() for n, _ in points})
+    axes.set_xticks(workers, [f"{n:,}" for n in workers], minor=False)
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(charts.worded(show_seconds))
+    axes.set_xlabel("workers")
+    charts.add_legend(figure)
+    return figure
 
 
 def _name(row: Row) -> str:
