@@ -36,9 +36,11 @@ def runner_buffers(
         is_last_stage: Whether the rank samples.
         version: vLLM's version.
     """
-    embeddings = tokens * shape.hidden * itemsize if shape.is_multimodal and is_first_stage else 0
+    states = tokens * shape.hidden * itemsize
+    # Embeddings, or the hidden states and residuals of the stage before.
+    inputs = (states if shape.is_multimodal else 0) if is_first_stage else 2 * states
     if not is_last_stage:
-        return embeddings
+        return inputs
     if version < V2_RUNNER:
-        return embeddings + sequences * (_BYTES_PER_SEQUENCE + shape.vocabulary // 8)
-    return embeddings + int(sequences * (shape.vocabulary * _BYTES_PER_ENTRY + _BYTES_PER_SEQUENCE))
+        return inputs + sequences * (_BYTES_PER_SEQUENCE + shape.vocabulary // 8)
+    return inputs + int(sequences * (shape.vocabulary * _BYTES_PER_ENTRY + _BYTES_PER_SEQUENCE))
