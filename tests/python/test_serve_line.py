@@ -255,6 +255,12 @@ def test_what_stands_before_the_line_overrides_it():
     assert json.loads(result.stdout)["config"]["tensor_parallel_size"] == 4
 
 
+def test_a_command_that_takes_no_line_says_so():
+    result = run("sweep", "--memory", "30GiB", "--", "vllm", "serve", "llama-3.1-8b")
+    assert result.exit_code == BAD_INPUT
+    assert "kvplan sweep takes no vllm serve line" in result.stderr
+
+
 def test_lines_side_by_side():
     line = "vllm serve gemma-3-27b -tp 2 --port 80"
     memory = ("--memory", "20GiB", "--json")

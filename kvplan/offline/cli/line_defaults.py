@@ -16,9 +16,18 @@ def take_line(ctx: click.Context, command: click.Command, args: list[str]) -> li
     """The arguments without the line, whose values are put into the context's defaults.
 
     Raises:
-        ServeLineError: The line cannot be read.
+        ServeLineError: The line cannot be read, or the command takes none.
     """
+    if "--" not in args:
+        return args
     if not _plans(command):
+        from kvplan.offline.serve_line import ServeLineError, starts_server
+
+        if starts_server(args[args.index("--") + 1 :]):
+            raise ServeLineError(
+                f"kvplan {command.name} takes no vllm serve line; 'kvplan plan --print-config -- "
+                "vllm serve ...' prints the options that it stands for"
+            )
         return args
     own, line, defaults = without_line(args)
     if line is not None:
