@@ -5,6 +5,7 @@ Native core of kvplan.
 from __future__ import annotations
 import collections.abc
 import numpy
+import numpy.typing
 import typing
 
 __all__: list[str] = [
@@ -14,6 +15,8 @@ __all__: list[str] = [
     "BlockPool",
     "BlockPoolError",
     "BlockPoolEvent",
+    "CacheGroup",
+    "CacheManager",
     "ChunkedLocalAttentionSpec",
     "CircularBufferSpec",
     "CrossAttentionSpec",
@@ -48,6 +51,7 @@ __all__: list[str] = [
     "Plan",
     "PlanningConfig",
     "PlanningError",
+    "PrefixHit",
     "RSWASpec",
     "SinkFullAttentionSpec",
     "SlicedBlockPool",
@@ -1190,6 +1194,285 @@ class BlockPool:
         """
         Share of num_blocks - 1 in use; 0 for a pool of one block.
         """
+
+class CacheGroup:
+    """
+    A KV cache group as the cache manager sees it.
+
+    kind: full_attention (with sinks, too), rswa, sliding_window (MLA, too), chunked_local, mamba,
+    cross_attention or circular_buffer.
+    block_size: tokens of a block on one rank; window: tokens of the window or the attention chunk.
+    mamba_align: mamba_cache_mode is "align".
+    same_spec_as: index of the first group with an equal spec; such groups are found together.
+    """
+    @staticmethod
+    def from_spec(spec: ..., is_eagle_group: bool = False) -> CacheGroup:
+        """
+        The group of a spec; raises Unsupported for HiSparse and encoder-only specs.
+        """
+    def __init__(
+        self,
+        kind: str,
+        block_size: int,
+        *,
+        dcp_sharded: bool = False,
+        prefix_cacheable: bool = True,
+        is_eagle_group: bool = False,
+        is_zeroed: bool = False,
+        window: int = 0,
+        extra_retained_tokens: int = 0,
+        mamba_align: bool = False,
+        num_speculative_blocks: int = 0,
+        num_prefill_checkpoint_blocks: int = 0,
+        prefill_checkpoint_alignment: int | None = None,
+        same_spec_as: int | None = None,
+    ) -> None: ...
+    def __reduce__(self) -> tuple: ...
+
+class PrefixHit:
+    """
+    What a prefix lookup found.
+    """
+    def __reduce__(self) -> tuple: ...
+    @property
+    def blocks(self) -> tuple:
+        """
+        Block ids, an int32 array a group; 0 where a window needs none.
+        """
+    @property
+    def diverged(self) -> bool:
+        """
+        Whether some group's hit is shorter.
+        """
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def shared_prefix_boundary(self) -> int:
+        """
+        Tokens of a shared prefix that a sparse group has not cached yet; 0: none.
+        """
+
+class CacheManager:
+    """
+    Decides which blocks every request holds.
+
+    vLLM 0.33.0's KVCacheManager with its coordinators and single-type managers as one native state
+    machine: block ids, hits, order of eviction and events are equal. A request is a small integer from
+    add_request(); block ids are int32 numpy arrays, one a group; hashes are bytes of hash_bytes each. A
+    bad call raises InvalidArgument or BlockPoolError (both ValueError) and changes nothing. One writer:
+    calls must not overlap.
+
+    groups: CacheGroup of each KV cache group, in order.
+    num_blocks: blocks of the pool, the null block included.
+    scheduler_block_size, hash_block_size: tokens; None: as vLLM resolves them.
+    retention_interval: vLLM's prefix_cache_retention_interval, tokens; None caches densely.
+    """
+    def __init__(
+        self,
+        groups: collections.abc.Sequence[CacheGroup],
+        *,
+        num_blocks: int,
+        max_model_len: int,
+        scheduler_block_size: int | None = None,
+        hash_block_size: int | None = None,
+        max_in_flight_tokens: int | None = None,
+        enable_caching: bool = True,
+        use_eagle: bool = False,
+        num_hash_lookahead_tokens: int = 0,
+        num_prefill_lookahead: int = 0,
+        enable_events: bool = False,
+        dcp_world_size: int = 1,
+        pcp_world_size: int = 1,
+        watermark: float = 0.0,
+        enable_mamba_shared_prefix_checkpoint: bool = False,
+        retention_interval: int | None = None,
+        needs_zeroing: bool = False,
+        hash_bytes: int = 32,
+    ) -> None: ...
+    def __reduce__(self) -> tuple: ...
+    def __repr__(self) -> str: ...
+    def add_request(self) -> int: ...
+    def allocate(
+        self,
+        request: int,
+        num_new_tokens: int,
+        *,
+        num_tokens: int,
+        num_prompt_tokens: int,
+        num_computed_tokens: int = 0,
+        num_in_flight_tokens: int = 0,
+        shared_prefix_boundary: int = 0,
+        num_new_computed_tokens: int = 0,
+        hit: PrefixHit = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+        apply_watermark: bool = False,
+        skip_zeroing_groups: collections.abc.Sequence[int] = [],
+    ) -> typing.Any:
+        """
+        Makes room for a request's next tokens; the new block ids, an int32 array a group, or None
+        where they do not fit. Mirrors KVCacheManager.allocate_slots (0.33).
+        """
+    def append_hashes(self, request: int, hashes: typing.Any) -> None:
+        """
+        Chained block hashes of the next tokens: a sequence of bytes, or rows of uint8.
+        """
+    def block_ids(self, request: int) -> tuple:
+        """
+        The request's block ids, an int32 array a group.
+        """
+    def block_size(self, group: int) -> int:
+        """
+        Tokens of a group's block over all ranks.
+        """
+    def check_invariants(self) -> None: ...
+    def commit(
+        self,
+        request: int,
+        num_tokens_to_cache: int,
+        *,
+        num_tokens: int,
+        num_prompt_tokens: int,
+        num_computed_tokens: int = 0,
+        num_in_flight_tokens: int = 0,
+        shared_prefix_boundary: int = 0,
+    ) -> None:
+        """
+        Makes what is full of the first tokens known to lookups. Mirrors KVCacheManager.cache_blocks (0.33).
+        """
+    def emit_cached_block_events(self, request: int, hit: PrefixHit) -> None:
+        """
+        Stored events for the blocks of a hit.
+        """
+    def estimate_cached_tokens(self, request: int) -> int: ...
+    def evict_blocks(self, block_ids: typing.Any) -> None: ...
+    def finalize_partial_tails(
+        self, request: int, num_computed_tokens: int, num_in_flight_tokens: int = 0
+    ) -> list: ...
+    def find_prefix(self, request: int, max_tokens: int) -> PrefixHit:
+        """
+        The longest cached prefix of at most max_tokens tokens. Holds nothing: allocate before anything else takes blocks. Mirrors KVCacheManager.get_computed_blocks (0.33).
+        """
+    def find_prefix_for_connector(self, request: int, max_tokens: int) -> PrefixHit:
+        """
+        Mirrors KVCacheManager.get_computed_blocks_for_connector (0.33).
+        """
+    def free(self, request: int) -> None:
+        """
+        Frees all blocks; the request stays known and can be allocated again.
+        """
+    def new_step_starts(self) -> None: ...
+    def num_blocks_for_computed_tokens(
+        self, request: int, group: int, num_computed_tokens: int
+    ) -> int: ...
+    def num_blocks_to_allocate(
+        self,
+        request: int,
+        *,
+        num_tokens: int,
+        num_tokens_main_model: int,
+        total_computed_tokens: int,
+        num_local_computed_tokens: int,
+        num_encoder_tokens: int = 0,
+        prefill_end: int = 0,
+        apply_admission_cap: bool = False,
+        hit: PrefixHit = None,
+    ) -> int:
+        """
+        Mirrors KVCacheCoordinator.get_num_blocks_to_allocate (0.33).
+        """
+    def num_common_prefix_blocks(self, request: int, group: int) -> int: ...
+    def num_hashes(self, request: int) -> int: ...
+    def pop_blocks_for_free(self, request: int) -> numpy.ndarray:
+        """
+        Forgets the blocks without freeing them: pool.free_blocks takes them in reverse.
+        """
+    def quiet_until(self, request: int) -> int:
+        """
+        While computed, new and lookahead tokens are fewer than this, allocate returns no blocks and need not be called.
+        """
+    def record_blocks_for_zeroing(self, request: int, start_token: int) -> None: ...
+    def record_prefix_cache_stats(
+        self, num_tokens: int, num_hits: int, preempted: bool = False
+    ) -> None: ...
+    def remove_request(self, request: int) -> None:
+        """
+        Frees what the request holds, and forgets it.
+        """
+    def remove_skipped_blocks(
+        self, request: int, num_processed_tokens: int, num_prompt_tokens: int | None = None
+    ) -> None:
+        """
+        Frees what lies behind the windows of a request.
+        """
+    def reset_prefix_cache(self) -> bool:
+        """
+        Forgets everything cached; False, and nothing happens, while a block is in use.
+        """
+    def schedule(
+        self,
+        requests: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        num_computed_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        num_new_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
+        num_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
+        num_in_flight_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
+        num_lookahead_tokens: int = 0,
+        *,
+        appended: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+    ) -> tuple:
+        """
+        One decode step: allocates for each request in order until one does not fit.
+
+        appended: int32 array of shape (room, 4) that receives row, group, position and block id of each new
+        block. Returns (requests scheduled, blocks appended, "done" | "no_blocks" | "no_room").
+        """
+    def take_boundary_states(self) -> list:
+        """
+        (request, group, block, tokens) of states that a connector can store.
+        """
+    def take_copies(self) -> list:
+        """
+        (source, destination) of copies to make; both stay held until given to pool.free_blocks.
+        """
+    def take_events(self) -> list[BlockPoolEvent]: ...
+    def take_new_block_ids(self) -> numpy.ndarray:
+        """
+        Blocks to zero before use.
+        """
+    def take_prefix_cache_stats(self) -> dict:
+        """
+        Counts since the last call, as in vLLM's PrefixCacheStats.
+        """
+    def truncate_hashes(self, request: int, count: int) -> None: ...
+    def truncate_prefix(self, hit: PrefixHit, num_tokens: int) -> None:
+        """
+        Shortens a hit in place to a multiple of every block.
+        """
+    @property
+    def enable_partial_hits(self) -> bool: ...
+    @property
+    def hash_block_size(self) -> int: ...
+    @property
+    def hit_alignment(self) -> int: ...
+    @property
+    def mamba_shared_prefix_checkpoint(self) -> bool: ...
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def num_requests(self) -> int: ...
+    @property
+    def pool(self) -> BlockPool:
+        """
+        The manager's BlockPool.
+        """
+    @property
+    def scheduler_block_size(self) -> int: ...
+    @property
+    def usage(self) -> float: ...
 
 class SlicedBlockPool:
     """
