@@ -96,7 +96,7 @@ def test_experts_on_ranks_as_a_whole():
 
 @pytest.mark.parametrize("row", RECORDED, ids=name)
 def test_activation(row):
-    """Within 1.5 % where encoder or sampler rule; where the forward pass does, within 6 %."""
+    """Within what the budget states: 1.5 % of the sampler, 5 % with images, 6 % forward."""
     model, options, case = setting(row)
     read = read_layers(model, options)
     shape = shape_of(read)
@@ -114,7 +114,7 @@ def test_activation(row):
             version=(0, 19) if case.get("runner") == "v1" else (0, 33),
         )
         ruled_by = max(("encoder", "forward", "sampler"), key=lambda phase: point.get(phase, 0))
-        relative = 0.06 if ruled_by == "forward" else 0.015
+        relative = 0.06 if ruled_by == "forward" else 0.05 if "multimodal" in case else 0.015
         allowed = max(0.03 * GIB, relative * point["peak"])
         assert step.peak == pytest.approx(point["peak"], abs=allowed), point
 
