@@ -206,7 +206,7 @@ class LogReport:
             assert isinstance(question, ModelQuestion)
             assert question.estimate is not None
             budgets = question.estimate.budgets(question.model, question.options)
-        except (kvplan.PlanningError, ServeLineError, click.ClickException) as error:
+        except (kvplan.PlanningError, ValueError, click.ClickException) as error:
             return str(error)
         return [predictions(rank, found, budgets) for rank, found in self.sums]
 
@@ -217,11 +217,6 @@ class LogReport:
             return self.gpu
         known = self.gpu or Gpu("", 0)
         return dataclasses.replace(known, memory_bytes=int(total * _GIB))
-
-    def _line_here(self) -> ServeLine:
-        """The line with the model that stands for the log's."""
-        model = self._options["model"]
-        return self.line if model is None else dataclasses.replace(self.line, model=model)
 
     @cached_property
     def plan(self) -> kvplan.Plan | None:
