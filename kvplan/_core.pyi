@@ -107,6 +107,10 @@ __all__: list[str] = [
     "resolve_kv_cache_block_sizes",
     "slice_words",
     "sliced_point",
+    "CacheBlocks",
+    "RequestBlockHasher",
+    "VllmCacheManager",
+    "vllm_cache_groups",
     "spec_class_names",
     "spec_field_names",
     "spec_from_dict",
@@ -1890,6 +1894,53 @@ class BlockOps:
     @property
     def name(self) -> str: ...
 
+class CacheBlocks:
+    """Native base of kvplan.vllm.cache_manager.KVCacheBlocks."""
+
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    blocks: typing.Any
+    get_block_ids: typing.Any
+
+class RequestBlockHasher:
+    """What vLLM's get_request_block_hasher returns, for sha256 and sha256_cbor.
+
+    Called with a request: the list of the hashes of its full blocks that have none yet. A
+    request with a LoRA adapter, prompt embeddings or multimodal items ahead, of another
+    type, or with tokens that are no plain ints goes to `vllm_hasher`."""
+
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    num_by_vllm: typing.Any
+    num_native: typing.Any
+
+class VllmCacheManager:
+    """Native base of kvplan.vllm.cache_manager.KVCacheManager."""
+
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    _block_list: typing.Any
+    _finalize_partial_tails: typing.Any
+    _forget_prefix_cache: typing.Any
+    _get_num_blocks_to_allocate: typing.Any
+    _request_ids: typing.Any
+    _settings: typing.Any
+    _start: typing.Any
+    _take_boundary_states: typing.Any
+    _take_copies: typing.Any
+    allocate_slots: typing.Any
+    cache_blocks: typing.Any
+    check_invariants: typing.Any
+    empty_kv_cache_blocks: typing.Any
+    free: typing.Any
+    get_blocks: typing.Any
+    get_computed_blocks: typing.Any
+    get_computed_blocks_for_connector: typing.Any
+    new_step_starts: typing.Any
+    num_allocations: typing.Any
+    num_quiet: typing.Any
+    pop_blocks_for_free: typing.Any
+    record_blocks_for_zeroing: typing.Any
+    remove_skipped_blocks: typing.Any
+    take_new_block_ids: typing.Any
+
 class VllmBlockPool:
     """
     Native base of kvplan.vllm.block_pool.BlockPool.
@@ -2273,3 +2324,10 @@ class KVCacheBlock:
     block_hash_num_tokens: typing.Any
     prev_free_block: typing.Any
     next_free_block: typing.Any
+
+def vllm_cache_groups(
+    specs: list,
+    is_eagle_group: collections.abc.Sequence[bool],
+    same_as: collections.abc.Sequence[int],
+) -> typing.Any:
+    """The groups of kvplan's own specs, for VllmCacheManager."""

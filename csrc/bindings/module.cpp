@@ -1,5 +1,6 @@
 #include "bindings/bindings.h"
 #include "bindings/vllm/class_guards.h"
+#include "bindings/vllm/native_types.h"
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Native core of kvplan.";
@@ -19,5 +20,10 @@ PYBIND11_MODULE(_core, m) {
   kvplan::bindings::bind_attribute_watch(m);
   kvplan::bindings::bind_vllm_config(m);
   kvplan::bindings::bind_vllm_planning(m);
+  for (const auto add :
+       {kvplan::bindings::add_cache_blocks, kvplan::bindings::add_cache_groups,
+        kvplan::bindings::add_cache_manager, kvplan::bindings::add_request_block_hasher}) {
+    if (!add(m.ptr())) throw pybind11::error_already_set();
+  }
   kvplan::bindings::guard_classes(m);
 }

@@ -7,13 +7,14 @@ Environment: ``KVPLAN_DISABLE=1`` turns the plugin off, ``KVPLAN_VLLM_FLOW=0`` l
 flow to vLLM and only supplies the builder, ``KVPLAN_VERIFY=1`` plans with both and uses vLLM's
 result where they differ, ``KVPLAN_RECORD=file.json`` writes the planner's input,
 ``KVPLAN_GROUPING=compact`` and ``KVPLAN_MAX_GROUPS=N`` choose another grouping,
-``KVPLAN_GROUPING=sliced`` is an experiment (docs/sliced.md), and ``KVPLAN_BLOCK_POOL=0`` leaves the
-block pool to vLLM.
+``KVPLAN_GROUPING=sliced`` is an experiment (docs/sliced.md), ``KVPLAN_CACHE_MANAGER=0`` leaves the
+KV cache manager to vLLM, and ``KVPLAN_BLOCK_POOL=0`` manager and block pool.
 
 In the order of reading: ``detect`` (which vLLM is here), ``options`` (what the user asks for),
-``flow`` (its planning functions on kvplan), ``decide`` (whether kvplan may answer), ``builder`` and
-``block_pool`` (what else is replaced), ``patch`` (how). ``conversion`` describes vLLM's classes to
-the native planner; ``record``, ``verify`` and ``report`` look on.
+``flow`` (its planning functions on kvplan), ``decide`` (whether kvplan may answer), ``builder``,
+``block_pool``, ``cache_manager`` and ``block_hasher`` (what else is replaced), ``patch`` (how).
+``conversion`` describes vLLM's classes to the native planner; ``record``, ``verify``,
+``verified_cache_manager`` and ``report`` look on.
 """
 
 from __future__ import annotations
@@ -77,8 +78,15 @@ def _patches(flow: Flow) -> list[Any]:
     if flow.options.block_pool:
         from kvplan.vllm import block_pool
 
-        patches += block_pool.patches(flow.vllm)
-    return patches
+        pool = block_pool.patches(flow.vllm)
+        patches += pool
+        if pool and flow.options.cache_manager:
+            from kvplan.vllm import cache_manager
+
+            patches += cache_manager.patches(flow)
+    from kvplan.vllm import block_hasher
+
+    return patches + block_hasher.patches()
 
 
 def uninstall() -> None:
@@ -107,7 +115,8 @@ def stats() -> dict[str, Any]:
 
     ``native`` and ``errors`` count calls by function: those that kvplan answered, and those where
     vLLM's function raised. ``fallback`` counts by reason the calls that vLLM answered instead.
-    ``verified`` counts comparisons, ``mismatches`` those that differed.
+    ``verified`` counts comparisons, ``mismatches`` those that differed. ``cache_manager`` counts KV
+    cache managers, kvplan's and vLLM's by reason, and comparisons of their calls.
     """
     from kvplan.vllm import report
 

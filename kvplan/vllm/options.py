@@ -19,6 +19,8 @@ class Options:
 
     flow: bool
     block_pool: bool
+    cache_manager: bool
+    """On kvplan's block pool only."""
     verify: bool | None
     """None: where this vLLM's planner is written otherwise than those that kvplan knows."""
     record: str
@@ -32,6 +34,7 @@ def read(vllm: Vllm) -> Options:
     return Options(
         flow=flow is not False,
         block_pool=_flag("KVPLAN_BLOCK_POOL") is not False,
+        cache_manager=_flag("KVPLAN_CACHE_MANAGER") is not False,
         verify=_flag("KVPLAN_VERIFY"),
         record=os.environ.get("KVPLAN_RECORD", ""),
         grouping=_read_grouping(vllm, flow is not False),

@@ -14,11 +14,15 @@ _STOCK = "_kvplan_stock"  # on what was put in: what was there before
 
 
 class Patch(NamedTuple):
-    """``owner.name`` becomes ``new``, also in the modules that have imported it from a module."""
+    """``owner.name`` becomes ``new``, also in the modules that have imported it from a module.
+
+    With ``only_there``, what those modules have stays.
+    """
 
     owner: ModuleType | type
     name: str
     new: Any
+    only_there: bool = False
 
 
 def stock(owner: ModuleType | type, name: str) -> Any:
@@ -71,7 +75,7 @@ class Applied:
 def _replace(patch: Patch, old: Any, new: Any) -> None:
     """Put ``new`` in the place of ``old``, wherever a module other than kvplan's has it."""
     places: list[ModuleType | type] = [patch.owner]
-    if isinstance(patch.owner, ModuleType):
+    if isinstance(patch.owner, ModuleType) and not patch.only_there:
         places += [
             module
             for path, module in list(sys.modules.items())

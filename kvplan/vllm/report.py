@@ -13,6 +13,7 @@ _native: Counter[str] = Counter()
 _errors: Counter[str] = Counter()
 _fallback: Counter[str] = Counter()
 _comparisons: Counter[str] = Counter()
+_cache_manager: Counter[str] = Counter()
 _logged: set[tuple[int, str]] = set()
 
 
@@ -47,6 +48,11 @@ def verified(equal: bool) -> None:
         _comparisons["mismatches"] += 1
 
 
+def cache_manager(what: str) -> None:
+    """Count a KV cache manager by whose it is and why, or a comparison of two."""
+    _cache_manager[what] += 1
+
+
 def stats() -> dict[str, Any]:
     """See :func:`kvplan.vllm.stats`."""
     return {
@@ -55,11 +61,12 @@ def stats() -> dict[str, Any]:
         "errors": dict(_errors),
         "verified": _comparisons["verified"],
         "mismatches": _comparisons["mismatches"],
+        "cache_manager": dict(_cache_manager),
     }
 
 
 def reset() -> None:
     """Forget all counts and which messages were logged."""
-    for counter in (_native, _errors, _fallback, _comparisons):
+    for counter in (_native, _errors, _fallback, _comparisons, _cache_manager):
         counter.clear()
     _logged.clear()

@@ -1,8 +1,8 @@
 """Serves one load with vLLM's CPU engine and prints what came out as one line of JSON.
 
-Usage: pool_load.py vllm|kvplan MODEL_DIR. A process of its own, because a vLLM engine leaves
-global state behind. The tiny model has random weights; the pool is so small that requests evict
-each other's prefixes and are preempted.
+Usage: pool_load.py vllm|kvplan|manager MODEL_DIR. A process of its own, because a vLLM engine
+leaves global state behind. The tiny model has random weights; the pool is so small that requests
+evict each other's prefixes and are preempted.
 """
 
 import json
@@ -114,6 +114,10 @@ def main() -> None:
         assert Applied(block_pool.patches(detect()))
     from vllm import SamplingParams
 
+    if which == "manager":
+        import kvplan.vllm
+
+        assert kvplan.vllm.install()
     engine = make_engine(model_dir)
     manager = kv_cache_manager(engine)
     pool = manager.block_pool
@@ -129,6 +133,7 @@ def main() -> None:
     free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
     result = {
         "pool": type(pool).__module__,
+        "manager": type(manager).__module__,
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         "hits": [output.num_cached_tokens for output in outputs],
         "usage": manager.usage,

@@ -19,7 +19,15 @@ def nothing_installed(monkeypatch):
     from kvplan.vllm import report
 
     monkeypatch.setenv("KVPLAN_BLOCK_POOL", "0")
-    for name in ("VERIFY", "RECORD", "GROUPING", "MAX_GROUPS", "VLLM_FLOW", "DISABLE"):
+    for name in (
+        "CACHE_MANAGER",
+        "DISABLE",
+        "GROUPING",
+        "MAX_GROUPS",
+        "RECORD",
+        "VERIFY",
+        "VLLM_FLOW",
+    ):
         monkeypatch.delenv(f"KVPLAN_{name}", raising=False)
     report.reset()
     yield

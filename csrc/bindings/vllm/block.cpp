@@ -63,23 +63,12 @@ BlockObject* BlockArena::make_block(BlockId id) {
   PyObject* number = small_int(id);
   if (number == nullptr) return nullptr;
   object->block_id = number;
-  object->ref_cnt = small_int(pool.ref_count(id));
   object->is_null = Py_NewRef(id == kNullBlock ? Py_True : Py_False);
   object->arena = this;
   object->id = id;
   PyObject_Init(object->as_object(), &block_type);
   ++users;
   return object;
-}
-
-void BlockArena::mirror_ref_count(BlockId id, int32_t count) {
-  BlockObject* object = block(id);
-  PyObject* number = object == nullptr ? nullptr : small_int(count);
-  if (number == nullptr) {
-    PyErr_Clear();
-    return;
-  }
-  Py_SETREF(object->ref_cnt, number);
 }
 
 void BlockArena::abandon() {
@@ -144,8 +133,8 @@ int block_traverse(PyObject* self, visitproc visit, void* arg) {
   BlockObject* block = as_block(self);
   if (block->arena != nullptr) return 0;
   Py_VISIT(block->block_id);
-  Py_VISIT(block->ref_cnt);
   Py_VISIT(block->is_null);
+  Py_VISIT(block->ref_cnt);
   Py_VISIT(block->pool);
   Py_VISIT(block->block_hash);
   Py_VISIT(block->num_tokens);
@@ -157,6 +146,7 @@ int block_traverse(PyObject* self, visitproc visit, void* arg) {
 int block_clear(PyObject* self) {
   BlockObject* block = as_block(self);
   if (block->arena != nullptr) return 0;
+  Py_CLEAR(block->ref_cnt);
   Py_CLEAR(block->pool);
   Py_CLEAR(block->block_hash);
   Py_CLEAR(block->num_tokens);
@@ -171,7 +161,6 @@ void block_dealloc(PyObject* self) {
   if (arena == nullptr) PyObject_GC_UnTrack(self);
   block_clear(self);
   Py_CLEAR(block->block_id);
-  Py_CLEAR(block->ref_cnt);
   Py_CLEAR(block->is_null);
   if (arena == nullptr) {
     Py_TYPE(self)->tp_free(self);
@@ -181,8 +170,37 @@ void block_dealloc(PyObject* self) {
   }
 }
 
-int set_pooled_attribute(BlockObject* block, const char* name, PyObject* value) {
-  if (std::string_view(name) != "ref_cnt") return refuse(name);
+/// `block_id` and `is_null` are read-only to CPython, so that a pooled block cannot be changed
+/// behind its pool's back.
+int block_setattro(PyObject* self, PyObject* name, PyObject* value) {
+  BlockObject* block = as_block(self);
+  const char* attribute = PyUnicode_AsUTF8(name);
+  if (attribute == nullptr) return -1;
+  const std::string_view key = attribute;
+  PyObject** member = key == "block_id"  ? &block->block_id
+                      : key == "is_null" ? &block->is_null
+                                         : nullptr;
+  if (member == nullptr || value == nullptr) return PyObject_GenericSetAttr(self, name, value);
+  if (block->arena != nullptr) return refuse(attribute);
+  PyObject* old = std::exchange(*member, Py_NewRef(value));
+  Py_XDECREF(old);
+  return 0;
+}
+
+PyObject* get_ref_count(PyObject* self, void*) {
+  BlockObject* block = as_block(self);
+  if (block->arena == nullptr) return none_if_null(block->ref_cnt);
+  return small_int(block->arena->pool.ref_count(block->id));
+}
+
+/// What vLLM's managers do write (`ref_cnt += 1`) is passed on to the pool.
+int set_ref_count(PyObject* self, PyObject* value, void*) {
+  BlockObject* block = as_block(self);
+  if (value == nullptr) return refuse("ref_cnt");
+  if (block->arena == nullptr) {
+    Py_XSETREF(block->ref_cnt, Py_NewRef(value));
+    return 0;
+  }
   const long long count = PyLong_AsLongLong(value);
   if (count == -1 && PyErr_Occurred()) return -1;
   try {
@@ -191,25 +209,6 @@ int set_pooled_attribute(BlockObject* block, const char* name, PyObject* value) 
     set_python_error();
     return -1;
   }
-  block->arena->mirror_ref_count(block->id, static_cast<int32_t>(count));
-  return 0;
-}
-
-/// The mirrored members are read-only to CPython, so that a pooled block cannot be changed behind
-/// its pool's back; what vLLM's managers do write (`ref_cnt += 1`) is passed on.
-int block_setattro(PyObject* self, PyObject* name, PyObject* value) {
-  BlockObject* block = as_block(self);
-  const char* attribute = PyUnicode_AsUTF8(name);
-  if (attribute == nullptr) return -1;
-  const std::string_view key = attribute;
-  PyObject** member = key == "ref_cnt"    ? &block->ref_cnt
-                      : key == "block_id" ? &block->block_id
-                      : key == "is_null"  ? &block->is_null
-                                          : nullptr;
-  if (member == nullptr || value == nullptr) return PyObject_GenericSetAttr(self, name, value);
-  if (block->arena != nullptr) return set_pooled_attribute(block, attribute, value);
-  PyObject* old = std::exchange(*member, Py_NewRef(value));
-  Py_XDECREF(old);
   return 0;
 }
 
@@ -319,18 +318,21 @@ PyObject* block_repr(PyObject* self) {
   BlockObject* block = as_block(self);
   PyObject* hash = get_block_hash(self, nullptr);
   PyObject* tokens = get_num_tokens(self, nullptr);
+  PyObject* ref_count = get_ref_count(self, nullptr);
   PyObject* text = nullptr;
-  if (hash != nullptr && tokens != nullptr) {
+  if (hash != nullptr && tokens != nullptr && ref_count != nullptr) {
     text = PyUnicode_FromFormat(
         "KVCacheBlock(block_id=%S, ref_cnt=%S, _block_hash=%R, _block_hash_num_tokens=%S)",
-        block->block_id, block->ref_cnt, hash, tokens);
+        block->block_id, ref_count, hash, tokens);
   }
   Py_XDECREF(hash);
   Py_XDECREF(tokens);
+  Py_XDECREF(ref_count);
   return text;
 }
 
 PyGetSetDef block_getset[] = {
+    {"ref_cnt", get_ref_count, set_ref_count, "Number of holders.", nullptr},
     {"pool", get_pool, set_standalone, "The pool of the block, or None.",
      reinterpret_cast<void*>(offsetof(BlockObject, pool))},
     {"block_hash", get_block_hash, nullptr, "Primary key (hash and group id), or None.", nullptr},
@@ -348,7 +350,6 @@ PyGetSetDef block_getset[] = {
 
 PyMemberDef block_members[] = {
     {"block_id", T_OBJECT_EX, offsetof(BlockObject, block_id), READONLY, nullptr},
-    {"ref_cnt", T_OBJECT_EX, offsetof(BlockObject, ref_cnt), READONLY, nullptr},
     {"is_null", T_OBJECT_EX, offsetof(BlockObject, is_null), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
 

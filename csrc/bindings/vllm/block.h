@@ -14,18 +14,19 @@ namespace kvplan::bindings {
 struct BlockArena;
 
 /// Two kinds of object share one Python type. A pooled block lies in a slot of its pool's arena
-/// and ends before `pool`; all it knows besides the mirrored members is asked of the pool. A
+/// and ends before `ref_cnt`; all it knows besides its id is asked of the pool, which a native
+/// manager may change. A
 /// standalone block, made by calling the type, owns the remaining fields.
 ///
-/// `block_id`, `ref_cnt` and `is_null` are object members rather than integers because CPython's
-/// interpreter has a fast path for reading exactly those (LOAD_ATTR_SLOT).
+/// `block_id` and `is_null` are object members rather than integers because CPython's interpreter
+/// has a fast path for reading exactly those (LOAD_ATTR_SLOT).
 struct BlockObject {
   PyObject ob_base;
   PyObject* block_id;
-  PyObject* ref_cnt;
   PyObject* is_null;
   BlockArena* arena;  // null: standalone
   BlockId id;
+  PyObject* ref_cnt;
   PyObject* pool;
   PyObject* block_hash;
   PyObject* num_tokens;
@@ -44,7 +45,7 @@ struct BlockArena {
   struct alignas(64) Slot {
     unsigned char bytes[64];
   };
-  static_assert(offsetof(BlockObject, pool) <= sizeof(Slot));
+  static_assert(offsetof(BlockObject, ref_cnt) <= sizeof(Slot));
 
   BlockArena(int64_t num_blocks, BlockPoolOptions options, PyObject* owner_)
       : pool(num_blocks, options), slots(static_cast<size_t>(num_blocks)), owner(owner_) {}
@@ -54,8 +55,6 @@ struct BlockArena {
     auto* object = reinterpret_cast<BlockObject*>(slots[static_cast<size_t>(id)].bytes);
     return object->ob_base.ob_type != nullptr ? object : make_block(id);
   }
-  /// Copies the number of holders into the object.
-  void mirror_ref_count(BlockId id, int32_t count);
   /// Called when the Python pool is gone: the blocks that nobody holds go too.
   void abandon();
   void release() {
@@ -70,6 +69,9 @@ struct BlockArena {
  private:
   BlockObject* make_block(BlockId id);
 };
+
+/// The arena of a Python pool, borrowed; null with a Python error if it is none.
+BlockArena* arena_of_pool(PyObject* pool);
 
 /// A key as vLLM writes it: the hash, then the group id in 4 bytes, big-endian.
 struct HashAndGroup {

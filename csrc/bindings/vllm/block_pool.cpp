@@ -10,6 +10,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/vllm/block.h"
+#include "bindings/vllm/fast_call.h"
 
 // The native base of `kvplan.vllm.block_pool.BlockPool`. Written against CPython's own interface:
 // a call through pybind11 and a wrapper made per block would cost more than the pool does.
@@ -54,31 +55,6 @@ struct Names {
 };
 Names names;
 
-/// An owned reference.
-class Ref {
- public:
-  Ref() = default;
-  explicit Ref(PyObject* object) : object_(object) {}
-  ~Ref() { Py_XDECREF(object_); }
-  Ref(Ref&& other) noexcept : object_(other.release()) {}
-  Ref& operator=(Ref&& other) noexcept {
-    Py_XSETREF(object_, other.release());
-    return *this;
-  }
-  Ref(const Ref&) = delete;
-  Ref& operator=(const Ref&) = delete;
-  explicit operator bool() const { return object_ != nullptr; }
-  PyObject* get() const { return object_; }
-  PyObject* release() {
-    PyObject* object = object_;
-    object_ = nullptr;
-    return object;
-  }
-
- private:
-  PyObject* object_ = nullptr;
-};
-
 /// Runs `body`, which returns a new reference or null; C++ exceptions become Python ones.
 template <typename Body>
 PyObject* guarded(PyObject* self, Body&& body) {
@@ -92,39 +68,6 @@ PyObject* guarded(PyObject* self, Body&& body) {
     set_python_error();
     return nullptr;
   }
-}
-
-/// Arguments of a METH_FASTCALL | METH_KEYWORDS call by position; missing ones are null.
-template <size_t N>
-bool parse_arguments(const char* function, const std::array<const char*, N>& parameters,
-                     size_t num_required, PyObject* const* args, Py_ssize_t num_args,
-                     PyObject* keywords, std::array<PyObject*, N>& result) {
-  result.fill(nullptr);
-  if (num_args > static_cast<Py_ssize_t>(N)) {
-    PyErr_Format(PyExc_TypeError, "%s() takes at most %zu arguments (%zd given)", function, N,
-                 num_args);
-    return false;
-  }
-  for (Py_ssize_t i = 0; i < num_args; ++i) result[static_cast<size_t>(i)] = args[i];
-  const Py_ssize_t num_keywords = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
-  for (Py_ssize_t k = 0; k < num_keywords; ++k) {
-    PyObject* keyword = PyTuple_GET_ITEM(keywords, k);
-    size_t i = 0;
-    while (i < N && PyUnicode_CompareWithASCIIString(keyword, parameters[i]) != 0) ++i;
-    if (i == N || result[i] != nullptr) {
-      PyErr_Format(PyExc_TypeError, "%s() got %s argument '%U'", function,
-                   i == N ? "an unexpected" : "a second", keyword);
-      return false;
-    }
-    result[i] = args[num_args + k];
-  }
-  for (size_t i = 0; i < num_required; ++i) {
-    if (result[i] == nullptr) {
-      PyErr_Format(PyExc_TypeError, "%s() missing argument '%s'", function, parameters[i]);
-      return false;
-    }
-  }
-  return true;
 }
 
 bool to_size(PyObject* object, Py_ssize_t& result) {
@@ -183,13 +126,6 @@ bool collect_ids(PyObject* self, PyObject* blocks, std::span<const BlockId>& res
   return true;
 }
 
-void mirror_ref_counts(PyObject* self, std::span<const BlockId> ids) {
-  BlockArena& arena = *as_pool(self)->arena;
-  for (const BlockId id : ids) {
-    if (id != kNullBlock) arena.mirror_ref_count(id, arena.pool.ref_count(id));
-  }
-}
-
 /// Passes removals that the native pool has queued on to the Python event queue. Stored events
 /// are Python's to make: they carry the request's tokens.
 bool forward_events(PyObject* self) {
@@ -240,7 +176,6 @@ PyObject* get_new_blocks(PyObject* self, PyObject* const* args, Py_ssize_t num_a
       const BlockId id = ids[static_cast<size_t>(i)];
       BlockObject* block = arena.block(id);
       if (block == nullptr) return nullptr;
-      Py_SETREF(block->ref_cnt, small_int(1));
       PyList_SET_ITEM(list.get(), i, Py_NewRef(block->as_object()));
       if (!has_metrics) continue;
       if (pool->enable_caching && !tell_metrics(self, names.on_block_evicted, block->as_object())) {
@@ -259,7 +194,6 @@ PyObject* touch(PyObject* self, PyObject* blocks) {
     std::span<const BlockId> ids;
     if (!collect_ids(self, blocks, ids)) return nullptr;
     native(self).touch(ids);
-    mirror_ref_counts(self, ids);
     if (as_pool(self)->metrics_collector != Py_None) {
       for (const BlockId id : std::vector<BlockId>(ids.begin(), ids.end())) {
         if (id == kNullBlock) continue;
@@ -312,7 +246,6 @@ PyObject* free_blocks(PyObject* self, PyObject* blocks) {
       }
     }
     native(self).free_blocks(ids);
-    mirror_ref_counts(self, ids);
     if (by_pool) {
       Py_ssize_t position = 0;
       PyObject* pool;
@@ -331,13 +264,11 @@ PyObject* unpin(PyObject* self, PyObject* blocks) {
     if (!collect_ids(self, blocks, ids)) return nullptr;
     BlockArena* arena = as_pool(self)->arena;
     native(self).unpin_blocks(ids, [arena](BlockId id) {
-      arena->mirror_ref_count(id, arena->pool.ref_count(id));
       if (!Ref(PyObject_CallMethodOneArg(arena->owner, names.on_block_reused,
                                          arena->block(id)->as_object()))) {
         throw pybind11::error_already_set();
       }
     });
-    mirror_ref_counts(self, ids);
     Py_RETURN_NONE;
   });
 }
@@ -681,7 +612,7 @@ PyObject* check_invariants(PyObject* self, PyObject*) {
       const auto* block = reinterpret_cast<const BlockObject*>(arena.slots[i].bytes);
       if (block->ob_base.ob_type == nullptr) continue;
       const auto id = static_cast<BlockId>(i);
-      if (block->id != id || PyLong_AsLong(block->ref_cnt) != arena.pool.ref_count(id)) {
+      if (block->id != id) {
         throw BlockPoolError("block object " + std::to_string(i) + " differs from the pool");
       }
     }
@@ -759,13 +690,6 @@ void pool_dealloc(PyObject* self) {
   Py_CLEAR(pool->metrics_collector);
   Py_TYPE(self)->tp_free(self);
 }
-
-template <typename Function>
-PyCFunction as_method(Function* function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
-}
-
-constexpr int kFast = METH_FASTCALL | METH_KEYWORDS;
 
 PyMethodDef pool_methods[] = {
     {"get_new_blocks", as_method(get_new_blocks), kFast,
@@ -847,6 +771,14 @@ bool intern_names() {
 }
 
 }  // namespace
+
+BlockArena* arena_of_pool(PyObject* pool) {
+  if (!PyObject_TypeCheck(pool, &pool_type) || as_pool(pool)->arena == nullptr) {
+    PyErr_Format(PyExc_TypeError, "%R is not a block pool of kvplan", pool);
+    return nullptr;
+  }
+  return as_pool(pool)->arena;
+}
 
 void bind_vllm_block_pool(pybind11::module_& m) {
   if (!ready_block_types() || !ready_pool_type() || !intern_names()) {

@@ -1,0 +1,230 @@
+#include "bindings/vllm/cache_blocks.h"
+
+#include <structmember.h>
+
+#include <array>
+#include <memory>
+
+#include "bindings/vllm/fast_call.h"
+#include "bindings/vllm/native_types.h"
+
+namespace kvplan::bindings {
+namespace {
+
+PyTypeObject* base_type = nullptr;
+
+struct Names {
+  PyObject* allow_none = PyUnicode_InternFromString("allow_none");
+  PyObject* block_id = PyUnicode_InternFromString("block_id");
+  PyObject* blocks = PyUnicode_InternFromString("blocks");
+};
+
+const Names& names() {
+  static const Names interned;
+  return interned;
+}
+
+CacheBlocks* as_self(PyObject* object) { return reinterpret_cast<CacheBlocks*>(object); }
+
+std::span<const BlockId> ids_of(const CacheBlocks& self, size_t group) {
+  const size_t start = group == 0 ? 0 : (*self.ends)[group - 1];
+  return std::span(*self.ids).subspan(start, (*self.ends)[group] - start);
+}
+
+PyObject* id_list(std::span<const BlockId> ids) {
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(ids.size()));
+  for (size_t i = 0; list != nullptr && i < ids.size(); ++i) {
+    PyObject* id = PyLong_FromLong(ids[i]);
+    if (id == nullptr) {
+      Py_CLEAR(list);
+    } else {
+      PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), id);
+    }
+  }
+  return list;
+}
+
+/// Borrowed: the tuple of block objects, made at the first call.
+PyObject* materialize(CacheBlocks& self) {
+  if (self.blocks != nullptr) return self.blocks;
+  const Ref all(PyObject_GetAttr(self.pool, names().blocks));
+  Ref groups(PyTuple_New(static_cast<Py_ssize_t>(self.ends->size())));
+  if (!all || !groups) return nullptr;
+  for (size_t group = 0; group < self.ends->size(); ++group) {
+    const std::span<const BlockId> ids = ids_of(self, group);
+    PyObject* list = PyList_New(static_cast<Py_ssize_t>(ids.size()));
+    if (list == nullptr) return nullptr;
+    PyTuple_SET_ITEM(groups.get(), static_cast<Py_ssize_t>(group), list);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      PyObject* block = PySequence_GetItem(all.get(), ids[i]);
+      if (block == nullptr) return nullptr;
+      PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), block);
+    }
+  }
+  self.blocks = groups.release();
+  return self.blocks;
+}
+
+PyObject* get_blocks(PyObject* object, void*) {
+  PyObject* blocks = materialize(*as_self(object));
+  return blocks == nullptr ? nullptr : Py_NewRef(blocks);
+}
+
+int set_blocks(PyObject* object, PyObject* value, void*) {
+  if (value == nullptr || !PyTuple_Check(value)) {
+    PyErr_SetString(PyExc_TypeError, "blocks must be a tuple with a sequence of blocks per group");
+    return -1;
+  }
+  CacheBlocks* self = as_self(object);
+  Py_XSETREF(self->blocks, Py_NewRef(value));
+  self->is_shared_empty = 0;
+  return 0;
+}
+
+/// Ids of one group; null with a Python error.
+PyObject* group_ids_list(CacheBlocks& self, Py_ssize_t group) {
+  const auto num_groups = self.blocks != nullptr ? PyTuple_GET_SIZE(self.blocks)
+                                                 : static_cast<Py_ssize_t>(self.ends->size());
+  if (group < 0) group += num_groups;
+  if (group < 0 || group >= num_groups) {
+    return PyErr_Format(PyExc_IndexError, "group %zd of %zd", group, num_groups);
+  }
+  if (self.blocks == nullptr) return id_list(ids_of(self, static_cast<size_t>(group)));
+  std::vector<BlockId> ids;
+  if (!read_block_ids(PyTuple_GET_ITEM(self.blocks, group), ids)) return nullptr;
+  return id_list(ids);
+}
+
+PyObject* get_block_ids(PyObject* object, PyObject* const* args, Py_ssize_t num_args,
+                        PyObject* keywords) {
+  CacheBlocks& self = *as_self(object);
+  // The scheduler asks so for every request and step, and there is seldom a block.
+  if (self.is_shared_empty && num_args == 0 && keywords != nullptr &&
+      PyTuple_GET_SIZE(keywords) == 1 && PyTuple_GET_ITEM(keywords, 0) == names().allow_none &&
+      args[0] == Py_True) {
+    Py_RETURN_NONE;
+  }
+  static constexpr std::array<const char*, 2> kParameters{"allow_none", "group_ids"};
+  std::array<PyObject*, 2> in;
+  if (num_args > 1) {
+    return PyErr_Format(PyExc_TypeError,
+                        "get_block_ids() takes at most 1 positional argument (%zd given)",
+                        num_args);
+  }
+  if (!parse_arguments("get_block_ids", kParameters, 0, args, num_args, keywords, in)) {
+    return nullptr;
+  }
+  const int allow_none = in[0] == nullptr ? 0 : PyObject_IsTrue(in[0]);
+  if (allow_none < 0) return nullptr;
+  Ref groups;
+  if (in[1] != nullptr && in[1] != Py_None) {
+    groups = Ref(PySequence_Fast(in[1], "group_ids must be a sequence"));
+    if (!groups) return nullptr;
+  }
+  const Py_ssize_t num_groups = groups ? PySequence_Fast_GET_SIZE(groups.get())
+                                : self.blocks != nullptr
+                                    ? PyTuple_GET_SIZE(self.blocks)
+                                    : static_cast<Py_ssize_t>(self.ends->size());
+  Ref result(PyTuple_New(num_groups));
+  if (!result) return nullptr;
+  bool empty = true;
+  for (Py_ssize_t i = 0; i < num_groups; ++i) {
+    Py_ssize_t group = i;
+    if (groups) {
+      group = PyNumber_AsSsize_t(PySequence_Fast_GET_ITEM(groups.get(), i), PyExc_IndexError);
+      if (group == -1 && PyErr_Occurred()) return nullptr;
+    }
+    PyObject* ids = group_ids_list(self, group);
+    if (ids == nullptr) return nullptr;
+    empty = empty && PyList_GET_SIZE(ids) == 0;
+    PyTuple_SET_ITEM(result.get(), i, ids);
+  }
+  if (allow_none && empty) Py_RETURN_NONE;
+  return result.release();
+}
+
+PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
+  return reinterpret_cast<PyObject*>(make_cache_blocks(type, Py_None));
+}
+
+int traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(as_self(object)->pool);
+  Py_VISIT(as_self(object)->blocks);
+  Py_VISIT(Py_TYPE(object));
+  return 0;
+}
+
+int clear(PyObject* object) {
+  Py_CLEAR(as_self(object)->blocks);
+  return 0;
+}
+
+void dealloc(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  CacheBlocks* self = as_self(object);
+  PyObject_GC_UnTrack(object);
+  clear(object);
+  Py_CLEAR(self->pool);
+  delete self->ids;
+  delete self->ends;
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+PyMethodDef methods[] = {{"get_block_ids", as_method(get_block_ids), kFast,
+                          "Block ids, a list a group. Mirrors KVCacheBlocks.get_block_ids (0.33)."},
+                         {nullptr, nullptr, 0, nullptr}};
+
+PyGetSetDef getset[] = {
+    {"blocks", get_blocks, set_blocks, "A tuple with a list of block objects per group.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyType_Slot slots[] = {
+    {Py_tp_doc, const_cast<char*>("Native base of kvplan.vllm.cache_manager.KVCacheBlocks.")},
+    {Py_tp_new, reinterpret_cast<void*>(make)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear)},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, getset},
+    {0, nullptr}};
+
+PyType_Spec spec = {"kvplan._core.CacheBlocks", sizeof(CacheBlocks), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
+
+}  // namespace
+
+CacheBlocks* make_cache_blocks(PyTypeObject* type, PyObject* pool) {
+  auto ids = std::make_unique<std::vector<BlockId>>();
+  auto ends = std::make_unique<std::vector<size_t>>();
+  auto* self = reinterpret_cast<CacheBlocks*>(type->tp_alloc(type, 0));
+  if (self == nullptr) return nullptr;
+  self->ids = ids.release();
+  self->ends = ends.release();
+  self->pool = Py_NewRef(pool);
+  return self;
+}
+
+CacheBlocks* as_cache_blocks(PyObject* object) {
+  return PyObject_TypeCheck(object, base_type) ? as_self(object) : nullptr;
+}
+
+bool read_block_ids(PyObject* blocks, std::vector<BlockId>& ids) {
+  const Ref sequence(PySequence_Fast(blocks, "blocks must be a sequence"));
+  if (!sequence) return false;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence.get()); ++i) {
+    const Ref id(PyObject_GetAttr(PySequence_Fast_GET_ITEM(sequence.get(), i), names().block_id));
+    const long value = id ? PyLong_AsLong(id.get()) : -1;
+    if (value == -1 && PyErr_Occurred()) return false;
+    ids.push_back(static_cast<BlockId>(value));
+  }
+  return true;
+}
+
+bool add_cache_blocks(PyObject* module) {
+  base_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  return base_type != nullptr &&
+         PyModule_AddObjectRef(module, "CacheBlocks", reinterpret_cast<PyObject*>(base_type)) == 0;
+}
+
+}  // namespace kvplan::bindings

@@ -1,0 +1,362 @@
+"""A random load through vLLM's real schedulers, two of them in lockstep.
+
+One has vLLM's KV cache manager, the other kvplan's. A stand-in for the model runner samples tokens
+from the request and the position, so that all that can differ is what the managers decide. Needs
+vLLM (0.33, or 0.32), no engine.
+"""
+
+import json
+import random
+from collections import Counter, deque
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched import scheduler as vllm_scheduler
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from kvplan import _core
+from kvplan.vllm import block_pool, cache_manager, conversion
+from kvplan.vllm.detect import detect
+from kvplan.vllm.patch import Applied
+
+VOCABULARY = 50
+MAX_MODEL_LEN = 256
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": MAX_MODEL_LEN,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def model_config(directory: Path) -> ModelConfig:
+    """The part of a configuration that takes long, made once."""
+    (directory / "config.json").write_text(json.dumps(LLAMA))
+    return ModelConfig(
+        model=str(directory),
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        seed=0,
+        max_model_len=MAX_MODEL_LEN,
+    )
+
+
+def _attention(cls, block_size, **fields):
+    return cls(block_size=block_size, num_kv_heads=1, head_size=8, dtype=torch.float16, **fields)
+
+
+def _mamba(block_size, mode):
+    return MambaSpec(
+        block_size=block_size, shapes=((8,),), dtypes=(torch.float32,), mamba_cache_mode=mode
+    )
+
+
+def group_specs(kind: str) -> list[Any]:
+    """The groups of a kind of model, by a name that says what they are."""
+    full = _attention(FullAttentionSpec, 16)
+    window = _attention(SlidingWindowSpec, 16, sliding_window=40)
+    return {
+        "full": [full],
+        "window": [window],
+        "full and window": [full, window],
+        "full and 3 windows": [full] + 3 * [window],
+        "full and two windows": [
+            full,
+            window,
+            _attention(SlidingWindowSpec, 16, sliding_window=100),
+        ],
+        "blocks of 16 and 32": [
+            _attention(FullAttentionSpec, 32),
+            _attention(SlidingWindowSpec, 16, sliding_window=40),
+        ],
+        "chunked": [full, _attention(ChunkedLocalAttentionSpec, 16, attention_chunk_size=64)],
+        "states": [full, _mamba(MAX_MODEL_LEN, "none")],
+    }[kind]
+
+
+KINDS = (
+    "full",
+    "window",
+    "full and window",
+    "full and 3 windows",
+    "full and two windows",
+    "blocks of 16 and 32",
+    "chunked",
+    "states",
+)
+
+
+class Settings:
+    """What one run is like, drawn at random."""
+
+    def __init__(self, rng: random.Random, kind: str) -> None:
+        self.kind = kind
+        self.specs = group_specs(kind)
+        states = kind == "states"
+        self.caching = not states and rng.random() < 0.8
+        # 0.32 drops the output of a preempted request in the model runner.
+        self.asynchronous = rng.random() < 0.4 and not detect().before_033
+        self.num_drafts = 0 if self.asynchronous else rng.choice((0, 0, 3))
+        self.num_lookahead = self.num_drafts and rng.choice((0, self.num_drafts))
+        self.policy = rng.choice(("fcfs", "priority"))
+        self.num_seqs = rng.choice((4, 16))
+        self.batched_tokens = rng.choice((MAX_MODEL_LEN, 64, 1024))
+        self.long_prefill = rng.choice((0, 0, 48))
+        # A request of the longest length fits; not many do.
+        one = len(self.specs) * MAX_MODEL_LEN // 16
+        self.num_blocks = one + rng.randint(4, one)
+        self.watermark = rng.choice((0.0, 0.0, 0.05))
+
+
+class Server:
+    """A scheduler and what a model runner would answer it."""
+
+    def __init__(self, settings: Settings, config: ModelConfig, make_manager: Any = None) -> None:
+        fields = {"watermark": settings.watermark}
+        known = SchedulerConfig.__dataclass_fields__
+        scheduler = SchedulerConfig(
+            max_num_seqs=settings.num_seqs,
+            max_num_batched_tokens=settings.batched_tokens,
+            max_model_len=MAX_MODEL_LEN,
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+            long_prefill_token_threshold=settings.long_prefill,
+            policy=settings.policy,
+            async_scheduling=settings.asynchronous,
+            **{name: value for name, value in fields.items() if name in known},
+        )
+        cache = CacheConfig(block_size=16, enable_prefix_caching=settings.caching)
+        vllm_config = VllmConfig(
+            model_config=config,
+            scheduler_config=scheduler,
+            cache_config=cache,
+            parallel_config=ParallelConfig(),
+            device_config=DeviceConfig("cpu"),
+        )
+        cache.num_gpu_blocks = settings.num_blocks
+        sizes = [s.block_size for s in settings.specs if not isinstance(s, MambaSpec)]
+        hash_block_size = min(sizes)
+        groups = [KVCacheGroupSpec([f"layer {i}"], spec) for i, spec in enumerate(settings.specs)]
+        kv_cache_config = KVCacheConfig(
+            num_blocks=settings.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups
+        )
+        held = vllm_scheduler.KVCacheManager
+        if make_manager is not None:
+            vllm_scheduler.KVCacheManager = make_manager
+        try:
+            self.scheduler = (AsyncScheduler if settings.asynchronous else Scheduler)(
+                vllm_config=vllm_config,
+                kv_cache_config=kv_cache_config,
+                block_size=max(s.block_size for s in settings.specs),
+                hash_block_size=hash_block_size if settings.caching else None,
+                log_stats=True,
+                structured_output_manager=StructuredOutputManager(vllm_config),
+            )
+        finally:
+            vllm_scheduler.KVCacheManager = held
+        self.scheduler.num_lookahead_tokens = settings.num_lookahead
+        self.scheduler.num_spec_tokens = settings.num_drafts
+        self.settings = settings
+        self.manager = self.scheduler.kv_cache_manager
+        self.hasher = (
+            get_request_block_hasher(hash_block_size, sha256) if settings.caching else None
+        )
+        self.in_flight: deque[Any] = deque()
+
+    def add(self, name: str, tokens: list[int], max_tokens: int, priority: int, at: float) -> None:
+        request = Request(
+            name,
+            list(tokens),
+            SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            None,
+            arrival_time=at,
+            priority=priority,
+            block_hasher=self.hasher,
+        )
+        self.scheduler.add_request(request)
+
+    def schedule(self) -> Any:
+        output = self.scheduler.schedule()
+        self.in_flight.append(output)
+        return output
+
+    def finish_step(self) -> Any:
+        """What the oldest step in flight sampled."""
+        output = self.in_flight.popleft()
+        names = list(output.num_scheduled_tokens)
+        sampled = [self._sample(name, output) for name in names]
+        result = self.scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: i for i, name in enumerate(names)},
+                sampled_token_ids=sampled,
+                prompt_logprobs_dict={},
+                pooler_output=[],
+            ),
+        )
+        if self.settings.num_drafts:
+            running = [request.request_id for request in self.scheduler.running]
+            drafts = [
+                [(self._seed(name) + i) % VOCABULARY for i in range(self.settings.num_drafts)]
+                for name in running
+            ]
+            self.scheduler.update_draft_token_ids(DraftTokenIds(running, drafts))
+        return result
+
+    def _seed(self, name: str) -> int:
+        request = self.scheduler.requests.get(name)
+        return 0 if request is None else 7 * int(name) + request.num_tokens
+
+    def _sample(self, name: str, output: Any) -> list[int]:
+        request = self.scheduler.requests.get(name)
+        if request is None:
+            return []
+        if self.settings.asynchronous:
+            if request.is_prefill_chunk:
+                return []
+        elif request.num_computed_tokens < request.num_tokens:
+            return []
+        seed = self._seed(name)
+        num_drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
+        return [(seed + i) % VOCABULARY for i in range(1 + seed % (num_drafts + 1))]
+
+
+def observe(server: Server, output: Any) -> dict[str, Any]:
+    """What of a step the managers decide."""
+    manager = server.manager
+    cached = output.scheduled_cached_reqs
+    stats = manager.make_prefix_cache_stats()
+    queue = manager.block_pool.free_block_queue
+    return {
+        "tokens": output.num_scheduled_tokens,
+        "new": [(r.req_id, r.block_ids, r.num_computed_tokens) for r in output.scheduled_new_reqs],
+        "cached": (
+            cached.req_ids,
+            cached.resumed_req_ids,
+            cached.new_block_ids,
+            cached.num_computed_tokens,
+        ),
+        "finished": output.finished_req_ids,
+        "preempted": output.preempted_req_ids,
+        "zeroed": output.new_block_ids_to_zero,
+        "copies": output.kv_cache_block_copies,
+        "stats": (stats.requests, stats.queries, stats.hits, stats.preempted_hits, stats.reset),
+        "usage": manager.usage,
+        "tables": {name: manager.get_block_ids(name) for name in server.scheduler.requests},
+        "free": [block.block_id for block in queue.get_all_free_blocks()],
+    }
+
+
+def compare(first: Server, second: Server, rng: random.Random, num_steps: int) -> Counter[str]:
+    """Drives both through the same load; raises AssertionError at the first difference.
+
+    Returns how often each path was taken.
+    """
+    paths: Counter[str] = Counter()
+    servers = (first, second)
+    prefixes = [[rng.randrange(VOCABULARY) for _ in range(200)] for _ in range(3)]
+    next_name = 0
+    for step in range(num_steps):
+        for _ in range(rng.choice((0, 0, 1, 2)) if step < num_steps - 60 else 0):
+            tokens = rng.choice(prefixes)[: rng.randint(1, 180)]
+            tokens = tokens + [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 20))]
+            max_tokens = rng.randint(1, 50)
+            priority = rng.randrange(3)
+            for server in servers:
+                server.add(str(next_name), tokens, max_tokens, priority, float(next_name))
+            next_name += 1
+        if first.scheduler.requests and rng.random() < 0.03:
+            name = rng.choice(list(first.scheduler.requests))
+            for server in servers:
+                server.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            paths["aborted"] += 1
+        if rng.random() < 0.02 and not first.in_flight:
+            running = rng.random() < 0.5
+            done = [s.scheduler.reset_prefix_cache(reset_running_requests=running) for s in servers]
+            assert done[0] == done[1]
+            paths["reset"] += done[0]
+        outputs = [server.schedule() for server in servers]
+        seen = [observe(*pair) for pair in zip(servers, outputs, strict=True)]
+        for what, expected in seen[0].items():
+            assert seen[1][what] == expected, (step, what, expected, seen[1][what])
+        paths["new"] += len(seen[0]["new"])
+        paths["hits"] += seen[0]["stats"][2] > 0
+        paths["preempted"] += len(seen[0]["preempted"] or ())
+        paths["resumed"] += len(seen[0]["cached"][1])
+        depth = 1 if first.settings.asynchronous and rng.random() < 0.9 else 0
+        while len(first.in_flight) > depth:
+            for server in servers:
+                server.finish_step()
+    while first.in_flight:
+        for server in servers:
+            server.finish_step()
+    return paths
+
+
+def both_servers(settings: Settings, config: ModelConfig) -> tuple[Server, Server]:
+    """One on vLLM's manager and pool, one on kvplan's."""
+    vllm = detect()
+    description = conversion.describe(vllm.interface, before_033=vllm.before_033)
+    to_native = _core.VllmPlanner(description).to_native
+    make = partial(cache_manager.make_kv_cache_manager, to_native, False, vllm)
+    applied = Applied(block_pool.patches(vllm))
+    try:
+        ours = Server(settings, config, make)
+    finally:
+        applied.undo()
+    assert type(ours.manager) is cache_manager.KVCacheManager
+    vllms = Server(settings, config)
+    assert type(vllms.manager.block_pool) is not block_pool.BlockPool
+    return vllms, ours
+
+
+def compare_kind(kind: str, config: ModelConfig, num_runs: int, num_steps: int = 150) -> None:
+    """Compares the schedules of some runs of a kind of model."""
+    init_none_hash(sha256)
+    paths: Counter[str] = Counter()
+    for seed in range(num_runs):
+        rng = random.Random(f"{kind} {seed}")
+        vllms, ours = both_servers(Settings(rng, kind), config)
+        paths += compare(vllms, ours, rng, num_steps)
+        ours.manager.check_invariants()
+        paths["quiet"] += ours.manager.num_quiet
+        paths["allocations"] += ours.manager.num_allocations
+    for path in ("new", "preempted", "aborted", "quiet", "allocations"):
+        assert paths[path], (path, paths)
