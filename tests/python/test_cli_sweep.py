@@ -346,6 +346,17 @@ def test_estimated_memory_of_several_gpus(tmp_path):
     assert "leave nothing" in rows[0]["error"]
 
 
+def test_a_gpu_has_its_defaults_and_each_stage_its_own_memory(tmp_path):
+    args = ("--weights", "16GB", "--pp", "2")
+    rows = sweep_rows(tmp_path, "llama-3.1-8b", "--gpu", "RTX 4090,H100", *args)
+    assert [row["max_num_batched_tokens"] for row in rows] == [2048, 8192]
+    for row in rows:
+        plan = run("plan", "llama-3.1-8b", "--gpu", row["gpu"], *args, "--json")
+        answer = json.loads(plan.stdout)
+        assert row["num_blocks"] == answer["num_blocks"]
+        assert row["memory_bytes"] == min(w["available_bytes"] for w in answer["workers"])
+
+
 def test_a_recorded_request(tmp_path):
     recorded = tmp_path / "rec.json"
     run("plan", "gemma-3-27b", "--memory", "30GiB", "--write-request", recorded)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvplan.offline.budget.gpus import find_gpu
+from kvplan.offline.budget.gpus import defaults_for, find_gpu
 from kvplan.offline.cli import value_lists
 from kvplan.offline.cli.deployment_options import (
     ESTIMATE_OPTIONS,
@@ -82,7 +82,12 @@ def _estimate_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--max-model-len", type=LENGTHS, help="Tokens, or auto; the default is the model's.")
 @click.option("--kv-cache-dtype", type=NAMES, default="auto", help="E.g. auto,fp8.")
 @click.option("--block-size", type=COUNTS, help="Tokens of a block.")
-@click.option("--max-num-batched-tokens", type=COUNTS, default="8192", help="Tokens of one step.")
+@click.option(
+    "--max-num-batched-tokens",
+    type=COUNTS,
+    default="8192",
+    help="Tokens of one step.  [default: 8192, or with --gpu vLLM's for it]",
+)
 @click.option("--grouping", type=NAMES, default="vllm", help=f"Of {', '.join(GROUPINGS)}.")
 @click.option("--max-groups", type=IntegerIn(min=1), help="For compact grouping.")
 @click.option("--attention-backend", help="The same for all, as for vLLM.")
@@ -180,6 +185,8 @@ def _grid(values: dict[str, Any]) -> Any:
         refuse_other_kind(model, "model")
         warn_if_shadowed(model)
         _ = models.load(model).architecture
+    if values["gpu"] and option_given("max_num_batched_tokens") is None:
+        values["max_num_batched_tokens"] = [None]  # each GPU's own
     shared: dict[str, Any] = {}
     if values["attention_backend"]:
         shared["attention_backend"] = values["attention_backend"]
@@ -216,7 +223,8 @@ def _gpus(values: dict[str, Any]) -> dict[str, list[Estimated]]:
                 raise BadInput(f"--gpu: {error}") from None
             estimate = estimate_of(values | {"gpu": gpu, "replicas": 1})
             assert estimate is not None
-            found.setdefault(model, []).append(Estimated(name, estimate, gpu.capability))
+            batch = defaults_for(gpu).max_num_batched_tokens
+            found.setdefault(model, []).append(Estimated(name, estimate, gpu.capability, batch))
     return found
 
 

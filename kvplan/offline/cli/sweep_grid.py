@@ -63,11 +63,19 @@ _PLAN_FIELDS = tuple(
 
 @dataclass(frozen=True)
 class Estimated:
-    """A GPU instead of a size: its name, what it has left for the cache, and its capability."""
+    """A GPU instead of a size.
+
+    Attributes:
+        name: As it was given.
+        estimate: What it has left for the cache.
+        capability: CUDA compute capability, if it has one.
+        max_num_batched_tokens: Tokens of a step that vLLM takes on it by default.
+    """
 
     name: str
     estimate: GpuBudget
     capability: tuple[int, ...] | None
+    max_num_batched_tokens: int
 
 
 Memory = int | Estimated
@@ -141,12 +149,11 @@ class Chunk:
             self.options["decode_context_parallel_size"],
             self.options["kv_cache_dtype"],
             self.options["block_size"],
-            self.options["max_num_batched_tokens"],
         )
         # Some specs depend on the length, and sliced grouping needs its own layout.
         inputs: dict[Any, PlannerInput | str] = {}
         rows = []
-        known: dict[Any, Any] = {}  # by layout and capability
+        known: dict[Any, Any] = {}  # by layout, capability and batch
         for grouping, length, memory in self.points:
             gpu = memory if isinstance(memory, Estimated) else None
             which = (length, layout_for(grouping, None), gpu and gpu.name)
@@ -159,12 +166,22 @@ class Chunk:
             size = memory if isinstance(memory, int) else None
             if isinstance(given, str):
                 answer = _failed(given)
+            elif size is None:
+                size = min(given.available_memory)
+                answer = _plan(given, grouping, given.available_memory)
             else:
-                # What the estimate leaves is the same on all workers.
-                size = given.available_memory[0] if size is None else size
-                answer = _plan(given, grouping, size)
-            rows.append((*key, grouping, gpu and gpu.name, size, length, *answer))
+                answer = _plan(given, grouping, [size] * len(given.kv_cache_specs))
+            tokens = self._batch(gpu)
+            rows.append((*key, tokens, grouping, gpu and gpu.name, size, length, *answer))
         return rows
+
+    def _batch(self, gpu: Estimated | None) -> int:
+        """Tokens of a step: those given, or the GPU's default."""
+        given: int | None = self.options["max_num_batched_tokens"]
+        if given is None:
+            assert gpu is not None
+            return gpu.max_num_batched_tokens
+        return given
 
     def _question(
         self,
@@ -188,20 +205,21 @@ class Chunk:
         capability = gpu.capability if gpu is not None else None
         device = {} if capability is None else {"device_capability": capability}
         options = models.ModelOptions(
-            **(self.options | self.shared | device),
+            **(self.options | self.shared | device | {"max_num_batched_tokens": self._batch(gpu)}),
             max_model_len=length,
             kv_cache_layout=layout,
         )
+        which = layout, capability, options.max_num_batched_tokens
         found = ModelQuestion(
             _load(self.model),
             options,
             () if gpu is not None else (1,),
             self.config,
             estimate=None if gpu is None else gpu.estimate,
-            known=known.get((layout, capability)),
+            known=known.get(which),
         )
-        known[layout, capability] = found.model_input()
-        return dataclasses.replace(found, known=known[layout, capability])
+        known[which] = found.model_input()
+        return dataclasses.replace(found, known=known[which])
 
 
 _loaded: dict[str, Any] = {}
@@ -229,12 +247,12 @@ def _failed(reason: str, estimate: int | None = None) -> tuple[Any, ...]:
     return (False, None, *(None for _ in _PLAN_FIELDS), estimate, " ".join(reason.split()))
 
 
-def _plan(given: PlannerInput, grouping: str, memory: int) -> tuple[Any, ...]:
+def _plan(given: PlannerInput, grouping: str, memory: list[int]) -> tuple[Any, ...]:
     try:
         config = given.config
         if grouping != config.grouping:
             config = config.replace(grouping=grouping)
-        plan = kvplan.plan(config, given.kv_cache_specs, [memory] * len(given.kv_cache_specs))
+        plan = kvplan.plan(config, given.kv_cache_specs, memory)
         if not plan.groups:
             return _failed("this model has no layer with a KV cache")
         numbers = (getattr(plan, name) for name in _PLAN_FIELDS)
