@@ -41,7 +41,6 @@ struct alignas(64) BlockRecord {
   uint32_t prev_link;
   int32_t ref_count;
   int32_t num_tokens;      // of the prefix that `key` covers; kUnknownTokens if not told
-  int32_t retired_tokens;  // largest boundary that was replaced by a later one; 0: none
   CachedKey key;
 
   static constexpr int32_t kUnknownTokens = -1;

@@ -170,15 +170,9 @@ void PrefixKeys::check_new_hash(const FullBlocks& full, size_t i, const BlockRec
 }
 
 void PrefixKeys::replace_key(const FullBlocks& full, size_t i, uint32_t block) {
-  BlockRecord& record = records[block];
-  int32_t retired = 0;
-  if (record.has_hash()) {
-    retired = record.num_tokens;
-    evict(block);
-  }
+  evict(block);
   insert_key(block, lookup_key(full.hashes[i], full.group_id),
              static_cast<int32_t>(tokens_up_to(full, i)));
-  record.retired_tokens = retired;
 }
 
 void PrefixKeys::push_stored_event(const FullBlocks& full) {
@@ -202,19 +196,13 @@ bool PrefixKeys::cache_partial(const PartialBlock& partial, uint32_t block) {
   }
   BlockRecord& record = records[block];
   const bool already_cached = !partial.replace_existing && block_has_key(block, key.key);
-  int32_t retired = record.has_hash() ? record.retired_tokens : 0;
   if (partial.replace_existing) {
     evict(block);
-    retired = 0;
-  } else if (!already_cached && record.has_hash()) {
-    if (num_tokens <= retired) return false;
-    if (record.num_tokens != BlockRecord::kUnknownTokens && record.num_tokens < num_tokens) {
-      retired = record.num_tokens;
-      evict(block);
-    }
+  } else if (!already_cached && record.has_hash() &&
+             record.num_tokens != BlockRecord::kUnknownTokens && record.num_tokens < num_tokens) {
+    evict(block);
   }
   insert_key(block, key, num_tokens);
-  record.retired_tokens = retired;
   if (enable_events && !already_cached) {
     events.push_back({.kind = BlockPoolEvent::Kind::kStored,
                       .group_id = partial.group_id,
@@ -237,7 +225,6 @@ void PrefixKeys::move_keys(uint32_t from, uint32_t to) {
   target.key = source.key;
   target.key.flags = target_flags;
   target.num_tokens = source.num_tokens;
-  target.retired_tokens = source.retired_tokens;
   if (source.key.next_same == from) {
     target.key.next_same = target.key.prev_same = to;
   } else {
@@ -252,12 +239,10 @@ void PrefixKeys::move_keys(uint32_t from, uint32_t to) {
   }
   source.key.hash_size = 0;
   source.key.flags &= static_cast<uint8_t>(~BlockRecord::kHasSecondary);
-  source.retired_tokens = 0;
 }
 
 void PrefixKeys::reinsert_keys(uint32_t from, uint32_t to) {
   const int32_t num_tokens = records[from].num_tokens;
-  const int32_t retired = records[from].retired_tokens;
   std::vector<LookupKey> keys;
   remove_keys(from, [&](const CachedKey& key) {
     LookupKey& copy = keys.emplace_back();
@@ -266,7 +251,6 @@ void PrefixKeys::reinsert_keys(uint32_t from, uint32_t to) {
     copy.hash = hash_key(key);
   });
   for (const LookupKey& key : keys) insert_key(to, key, num_tokens);
-  if (!keys.empty()) records[to].retired_tokens = retired;
 }
 
 void PrefixKeys::clear() {
@@ -278,7 +262,6 @@ void PrefixKeys::clear() {
     // Pages of blocks that were never used stay untouched memory.
     if (!records[id].has_hash()) continue;
     records[id].key.hash_size = 0;
-    records[id].retired_tokens = 0;
     records[id].key.flags &= static_cast<uint8_t>(~BlockRecord::kHasSecondary);
   }
   if (enable_events) events.push_back({.kind = BlockPoolEvent::Kind::kCleared});

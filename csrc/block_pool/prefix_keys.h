@@ -158,7 +158,6 @@ int64_t PrefixKeys::remove_keys(uint32_t block, Removed&& removed) {
   removed(record.key);
   unlink_key(block);
   record.key.hash_size = 0;
-  record.retired_tokens = 0;
   if (record.key.flags & BlockRecord::kHasSecondary) {
     const auto keys = secondary_keys_of.find(block);
     for (const uint32_t node : keys->second) {

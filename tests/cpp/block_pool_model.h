@@ -24,7 +24,6 @@ class ModelPool {
     int ref_count = 0;
     std::vector<Key> keys;  // primary first
     std::optional<int64_t> num_tokens;
-    int64_t retired_tokens = 0;
     bool watched = false;
   };
 
@@ -89,7 +88,6 @@ class ModelPool {
     }
     blocks[id].keys.clear();
     blocks[id].num_tokens.reset();
-    blocks[id].retired_tokens = 0;
   }
 
   void evict(int id) {
@@ -132,11 +130,8 @@ class ModelPool {
     if (!parent.empty()) stored.parent_hash = parent;
     for (size_t i = 0; i < ids.size(); ++i) {
       if (skip(i)) continue;
-      Block& block = blocks[ids[i]];
-      const int64_t retired = block.num_tokens.value_or(0);
       evict(ids[i]);
       insert(ids[i], {hashes[i], group}, tokens(i));
-      block.retired_tokens = retired;
       stored.hashes.push_back(hashes[i]);
     }
     if (!ids.empty()) events.push_back(stored);
@@ -152,12 +147,8 @@ class ModelPool {
     const bool already = !replace && has_key(id, {hash, group});
     if (replace) {
       evict(id);
-    } else if (!already && num_tokens <= block.retired_tokens) {
-      return false;
     } else if (!already && block.num_tokens && *block.num_tokens < num_tokens) {
-      const int64_t retired = *block.num_tokens;
       evict(id);
-      block.retired_tokens = retired;
     }
     insert(id, {hash, group}, num_tokens);
     if (!already) {
@@ -176,7 +167,6 @@ class ModelPool {
     const Block from = blocks[src];
     drop_keys(src);
     for (const Key& key : from.keys) insert(dst, key, from.num_tokens);
-    blocks[dst].retired_tokens = from.retired_tokens;
     return true;
   }
 

@@ -38,7 +38,6 @@ class SlicedModel {
     std::string hash;
     int64_t num_tokens = 0;
     std::vector<std::string> more{};  // hashes besides
-    int64_t retired = 0;              // largest boundary that was replaced
     int watcher = 0;                  // who unpinned it; 0: nobody, or the contents are gone
     uint64_t watched_since = 0;
     bool is_kept() const { return !hash.empty() || watcher != 0; }
@@ -335,11 +334,9 @@ class SlicedModel {
     for (size_t i = 0; i < ids.size(); ++i) {
       if (skip(i)) continue;
       Slice& s = slice_of(g, ids[i]);
-      const int64_t retired = s.hash.empty() ? 0 : s.num_tokens;
       drop_hash(g, ids[i], true);
       s.hash = hashes[i];
       s.num_tokens = tokens(i);
-      s.retired = retired;
       cached[{hashes[i], g}].push_back(ids[i]);
       stored.hashes.push_back(hashes[i]);
     }
@@ -356,16 +353,10 @@ class SlicedModel {
     if (s.ref_count == 0) return std::nullopt;
     const bool there = !replace && (s.hash == hash ||
                                     std::find(s.more.begin(), s.more.end(), hash) != s.more.end());
-    int64_t retired = s.hash.empty() ? 0 : s.retired;
     if (replace) {
       drop_hash(g, id, true);
-      retired = 0;
-    } else if (!there && !s.hash.empty()) {
-      if (num_tokens <= retired) return false;
-      if (s.num_tokens < num_tokens) {
-        retired = s.num_tokens;
-        drop_hash(g, id, true);
-      }
+    } else if (!there && !s.hash.empty() && s.num_tokens < num_tokens) {
+      drop_hash(g, id, true);
     }
     if (!there) {
       if (s.hash.empty()) {
@@ -380,7 +371,6 @@ class SlicedModel {
                         .block_size = 2,
                         .hashes = {hash}});
     }
-    s.retired = retired;
     return true;
   }
 
@@ -405,7 +395,6 @@ class SlicedModel {
     to.hash = from.hash;
     to.more = from.more;
     to.num_tokens = from.num_tokens;
-    to.retired = from.retired;
     drop_hash(g, src, false);
     cached[{to.hash, g}].push_back(dst);
     for (const std::string& hash : to.more) cached[{hash, g}].push_back(dst);
@@ -554,7 +543,6 @@ class SlicedModel {
       if (holders.empty()) cached.erase({hash, g});
     }
     s.more.clear();
-    s.retired = 0;
     s.hash.clear();
   }
 

@@ -171,14 +171,15 @@ def test_missing_hashes_cache_nothing():
     assert len(pool.cached_block_hash_to_block) == 0
 
 
-def test_a_retired_boundary_does_not_come_back():
+def test_a_replaced_boundary_can_come_back():
     pool = face.BlockPool(8, True, 4)
     (block,) = pool.get_new_blocks(1)
     partial = {"request": REQUEST, "block": block, "kv_cache_group_id": 0, "block_size": 16}
     assert pool.cache_partial_block(num_tokens=8, **partial)
     pool.cache_full_blocks(REQUEST, [block], 0, 1, 16, 0)
-    assert pool.cache_partial_block(num_tokens=8, **partial) is None
     assert pool.get_cached_block(HASHES[1], [0]) is None
+    assert pool.cache_partial_block(num_tokens=8, **partial)
+    assert pool.get_cached_block(HASHES[1], [0]) == [block]
     assert pool.get_cached_block(HASHES[3], [0]) == [block]
 
 

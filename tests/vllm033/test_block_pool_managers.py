@@ -33,54 +33,6 @@ from vllm.v1.request import Request, RequestStatus  # noqa: E402
 
 from kvplan.vllm import block_pool as kvplan_block_pool  # noqa: E402
 
-
-class FixedVllmPool(vllm_block_pool.BlockPool):
-    """vLLM's pool, but a boundary that a later one has replaced stays away.
-
-    The one difference in behaviour that a correct caller can see; see docs/block_pool.md.
-    """
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.retired = {}
-
-    def _remove_cached_block_hashes(self, block):
-        self.retired.pop(block.block_id, None)
-        return super()._remove_cached_block_hashes(block)
-
-    def cache_full_blocks(
-        self, request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs
-    ):
-        before = {b.block_id: b.block_hash_num_tokens for b in blocks[num_cached_blocks:]}
-        super().cache_full_blocks(
-            request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs
-        )
-        for block in blocks[num_cached_blocks:num_full_blocks]:
-            tokens = before[block.block_id]
-            if tokens is not None and tokens != block.block_hash_num_tokens:
-                self.retired[block.block_id] = tokens
-
-    def cache_partial_block(self, request, block, num_tokens, *args, **kwargs):
-        before = block.block_hash_num_tokens
-        replace = kwargs.get("replace_existing_hashes", False)
-        if (
-            not replace
-            and block.block_hash_num_tokens != num_tokens
-            and num_tokens <= self.retired.get(block.block_id, 0)
-        ):
-            return None
-        key = super().cache_partial_block(request, block, num_tokens, *args, **kwargs)
-        if not replace and before is not None and before < num_tokens:
-            self.retired[block.block_id] = before
-        return key
-
-    def move_block_hashes(self, src_block, dst_block):
-        retired = self.retired.get(src_block.block_id)
-        super().move_block_hashes(src_block, dst_block)
-        if retired is not None:
-            self.retired[dst_block.block_id] = retired
-
-
 attention = partial(
     FullAttentionSpec, block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float16
 )
@@ -280,7 +232,7 @@ def test_same_answers_on_both_pools(model, seed, monkeypatch):
     num_blocks = 14 * len(specs) + 6 * seed
     engines = [
         Engine(pool_class, specs, num_blocks, monkeypatch, **kwargs)
-        for pool_class in (FixedVllmPool, kvplan_block_pool.BlockPool)
+        for pool_class in (vllm_block_pool.BlockPool, kvplan_block_pool.BlockPool)
     ]
     hits, preempted = run(engines, random.Random(f"{model} {seed}"), num_steps=400)
     assert preempted > 0 or seed > 0

@@ -134,8 +134,7 @@ class KVPLAN_API BlockPool {
   /// a hash only if that covers fewer tokens (a partial block that was filled); it is replaced.
   void cache_full_blocks(const FullBlocks& full);
   /// Makes a boundary inside a block reachable, in addition to hashes that cover more tokens, and
-  /// in place of those that cover fewer. Returns false and changes nothing for the null block, and
-  /// for a boundary that was reachable once and has been replaced by a later one.
+  /// in place of those that cover fewer. Returns false and changes nothing for the null block.
   bool cache_partial_block(const PartialBlock& partial);
   /// Adds a hash to a block as it is. `num_tokens`: tokens of the prefix it covers, if known.
   void insert_hash(BlockId block, std::string_view hash, PoolGroupId group_id,
