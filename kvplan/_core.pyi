@@ -1210,7 +1210,7 @@ class CacheGroup:
     same_spec_as: index of the first group with an equal spec; such groups are found together.
     """
     @staticmethod
-    def from_spec(spec: ..., is_eagle_group: bool = False) -> CacheGroup:
+    def from_spec(spec: KVCacheSpec, is_eagle_group: bool = False) -> CacheGroup:
         """
         The group of a spec; raises Unsupported for HiSparse and encoder-only specs.
         """

@@ -40,7 +40,7 @@ struct alignas(64) BlockRecord {
   uint32_t next_link;
   uint32_t prev_link;
   int32_t ref_count;
-  int32_t num_tokens;      // of the prefix that `key` covers; kUnknownTokens if not told
+  int32_t num_tokens;  // of the prefix that `key` covers; kUnknownTokens if not told
   CachedKey key;
 
   static constexpr int32_t kUnknownTokens = -1;

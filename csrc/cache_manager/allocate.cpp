@@ -628,14 +628,13 @@ StepResult::Stop ManagerState::allocate(RequestHandle handle, const RequestToken
     return Stop::kNoBlocks;
   }
 
+  const bool commits = layout.enable_caching && !a.delay_cache_blocks;
+  const int64_t num_cached = commits ? std::min(sizes.num_main, tokens.num_tokens) : 0;
+  if (commits) check_states(request, num_cached);
   if (!Grower(*this, handle, request, hit, sizes, a.skip_zeroing_groups).run(most_new_blocks)) {
     return Stop::kNoRoom;
   }
-  int64_t num_cached = 0;
-  if (layout.enable_caching && !a.delay_cache_blocks) {
-    num_cached = std::min(sizes.num_main, tokens.num_tokens);
-    commit(handle, request, num_cached);
-  }
+  if (commits) commit(handle, request, num_cached);
   quiet_until[static_cast<size_t>(handle)] = next_need(request, processed, num_cached);
   return Stop::kDone;
 }

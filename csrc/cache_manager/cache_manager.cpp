@@ -227,6 +227,7 @@ void CacheManager::emit_cached_block_events(RequestHandle handle, const PrefixHi
 
 void CacheManager::record_prefix_cache_stats(int64_t num_tokens, int64_t num_hits,
                                              bool preempted) noexcept {
+  if (!state_->layout.enable_caching) return;
   PrefixCacheStats& stats = state_->stats;
   (preempted ? stats.preempted_requests : stats.requests) += 1;
   (preempted ? stats.preempted_queries : stats.queries) += num_tokens;
@@ -287,7 +288,13 @@ void CacheManager::commit(RequestHandle handle, const RequestTokens& tokens,
   }
   if (!s.layout.enable_caching) return;
   s.check_commit(request, num_computed_tokens);
-  request.tokens = tokens;
+  const RequestTokens before = std::exchange(request.tokens, tokens);
+  try {
+    s.check_states(request, num_computed_tokens);
+  } catch (...) {
+    request.tokens = before;
+    throw;
+  }
   s.quiet_until[static_cast<size_t>(handle)] = 0;
   s.commit(handle, request, num_computed_tokens);
   check.done(*this);

@@ -122,28 +122,21 @@ class GroupCommit {
   /// `boundary_` is then its length.
   bool cache_state_boundary(int64_t num_tokens) {
     StateProgress& state = request_.states[group_.state];
+    boundary_ = state_.state_boundary(request_, group_, num_tokens);
     if (state.has_checkpoint()) return cache_checkpoint(state);
-    if (num_tokens <= 0 || num_tokens % layout_.hash_block_size != 0) return false;
-    const int64_t prompt = request_.tokens.num_prompt_tokens;
-    const bool is_prompt_end =
-        num_tokens == layout_.checkpoint_position(prompt, layout_.hash_block_size);
-    const bool is_junction =
-        layout_.shared_prefix_checkpoint && num_tokens == request_.tokens.shared_prefix_boundary &&
-        request_.tokens.num_computed_tokens < num_tokens && num_tokens <= prompt;
-    if (!is_prompt_end && !is_junction) return false;
-    const int64_t index = checked::cdiv(num_tokens, group_.block_size) - 1;
+    if (boundary_ == 0) return false;
+    const int64_t index = checked::cdiv(boundary_, group_.block_size) - 1;
     if (index >= blocks_.size()) return false;
     const BlockId block = blocks_[index];
-    if (block == kNullBlock || has_boundary(block, num_tokens)) return false;
-    boundary_ = num_tokens;
-    cache_boundary(block, num_tokens, false);
-    if (num_tokens % group_.block_size != 0) {
+    if (block == kNullBlock || has_boundary(block, boundary_)) return false;
+    cache_boundary(block, boundary_, false);
+    if (boundary_ % group_.block_size != 0) {
       // The next step overwrites the block: the cache then gets a copy of it.
       progress_.shared_tail = static_cast<int32_t>(index);
       progress_.tail_source = block;
       progress_.num_cached = static_cast<int32_t>(index);
       state.producer_block = block;
-      state.producer_tokens = static_cast<int32_t>(num_tokens);
+      state.producer_tokens = static_cast<int32_t>(boundary_);
     }
     return true;
   }
@@ -151,19 +144,11 @@ class GroupCommit {
   /// The block that this step exports a state into is found at that state's boundary.
   bool cache_checkpoint(const StateProgress& state) {
     const BlockId block = blocks_[state.checkpoint_block];
-    const int64_t tokens = state.checkpoint_tokens;
-    const bool is_kept = tokens == layout_.checkpoint_position(request_.tokens.num_prompt_tokens,
-                                                               layout_.hit_alignment) ||
-                         tokens == request_.tokens.shared_prefix_boundary ||
-                         (tokens % group_.block_size == 0 &&
-                          Reachable(layout_, group_, {})(tokens / group_.block_size - 1));
-    if (!is_kept) {
+    if (boundary_ == 0) {
       state_.pool->evict_block(block);
       return false;
     }
-    if (has_boundary(block, tokens)) return false;
-    boundary_ = tokens;
-    return cache_boundary(block, tokens, true);
+    return !has_boundary(block, boundary_) && cache_boundary(block, boundary_, true);
   }
 
   void remember_boundary() {
@@ -202,6 +187,41 @@ int64_t ManagerState::num_full_blocks(const Request& request, const GroupPolicy&
                                       int64_t num_tokens) const {
   const int64_t hashed = static_cast<int64_t>(hash_count(request)) * layout.hash_block_size;
   return std::min(num_tokens, hashed) / group.block_size;
+}
+
+int64_t ManagerState::state_boundary(const Request& request, const GroupPolicy& group,
+                                     int64_t num_tokens) const {
+  const RequestTokens& tokens = request.tokens;
+  const StateProgress& state = request.states[group.state];
+  if (state.has_checkpoint()) {
+    const int64_t position = state.checkpoint_tokens;
+    const bool is_kept =
+        position == layout.checkpoint_position(tokens.num_prompt_tokens, layout.hit_alignment) ||
+        position == tokens.shared_prefix_boundary ||
+        (position % group.block_size == 0 &&
+         Reachable(layout, group, {})(position / group.block_size - 1));
+    return is_kept ? position : 0;
+  }
+  if (num_tokens <= 0 || num_tokens % layout.hash_block_size != 0) return 0;
+  const bool is_prompt_end =
+      num_tokens == layout.checkpoint_position(tokens.num_prompt_tokens, layout.hash_block_size);
+  const bool is_junction =
+      layout.shared_prefix_checkpoint && num_tokens == tokens.shared_prefix_boundary &&
+      tokens.num_computed_tokens < num_tokens && num_tokens <= tokens.num_prompt_tokens;
+  return is_prompt_end || is_junction ? num_tokens : 0;
+}
+
+void ManagerState::check_states(const Request& request, int64_t num_computed) const {
+  for (const GroupPolicy& group : layout.groups) {
+    if (!group.mamba_align) continue;
+    const int64_t boundary =
+        state_boundary(request, group, layout.cacheable_tokens(group, num_computed));
+    const int64_t hashed = static_cast<int64_t>(hash_count(request)) * layout.hash_block_size;
+    if (boundary <= hashed) continue;
+    throw InvalidArgument("the state after " + std::to_string(boundary) +
+                          " tokens is to be cached, but the request has hashes for " +
+                          std::to_string(hashed) + "; append them first");
+  }
 }
 
 void ManagerState::check_commit(Request& request, int64_t num_computed) {

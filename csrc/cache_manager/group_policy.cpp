@@ -10,12 +10,13 @@
 namespace kvplan {
 
 CacheGroup cache_group(const KVCacheSpec& spec, bool is_eagle_group) {
-  CacheGroup group{.block_size = spec.block_size,
-                   .dcp_sharded = spec.dcp_sharded,
-                   .prefix_cacheable = prefix_cacheable(spec),
-                   .is_eagle_group = is_eagle_group,
-                   .is_zeroed = is_attention(spec.kind),
-                   .extra_retained_tokens = spec.extra_retained_tokens};
+  CacheGroup group;
+  group.block_size = spec.block_size;
+  group.dcp_sharded = spec.dcp_sharded;
+  group.prefix_cacheable = prefix_cacheable(spec);
+  group.is_eagle_group = is_eagle_group;
+  group.is_zeroed = is_attention(spec.kind);
+  group.extra_retained_tokens = spec.extra_retained_tokens;
   switch (spec.kind) {
     case SpecKind::kSinkFullAttention:
       if (spec.sink_len.value_or(0) <= 0 || *spec.sink_len % spec.block_size != 0) {

@@ -159,6 +159,11 @@ struct ManagerState : OperationState {
   void commit(RequestHandle handle, Request& request, int64_t num_computed);
   /// Throws `InvalidArgument` if so many tokens fill blocks that the request does not have.
   void check_commit(Request& request, int64_t num_computed);
+  /// Throws `InvalidArgument` if an aligned state is to be cached under a hash that is not there.
+  void check_states(const Request& request, int64_t num_computed) const;
+  /// Where the state lies that an aligned group caches with so many tokens computed; 0: nowhere.
+  int64_t state_boundary(const Request& request, const GroupPolicy& group,
+                         int64_t num_tokens) const;
   /// Blocks of the first `num_tokens` tokens that are full and hashed.
   int64_t num_full_blocks(const Request& request, const GroupPolicy& group,
                           int64_t num_tokens) const;

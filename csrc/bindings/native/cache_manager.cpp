@@ -4,14 +4,17 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/native/block_arrays.h"
 #include "bindings/native/short_repr.h"
+#include "bindings/native/spec_object.h"
 
 namespace py = pybind11;
 
@@ -137,8 +140,13 @@ same_spec_as: index of the first group with an equal spec; such groups are found
            py::arg("num_speculative_blocks") = 0, py::arg("num_prefill_checkpoint_blocks") = 0,
            py::arg("prefill_checkpoint_alignment") = std::nullopt,
            py::arg("same_spec_as") = std::nullopt)
-      .def_static("from_spec", &cache_group, py::arg("spec"), py::arg("is_eagle_group") = false,
-                  "The group of a spec; raises Unsupported for HiSparse and encoder-only specs.");
+      .def_static(
+          "from_spec",
+          [](const SpecObject& spec, bool is_eagle_group) {
+            return cache_group(spec.value, is_eagle_group);
+          },
+          py::arg("spec"), py::arg("is_eagle_group") = false,
+          "The group of a spec; raises Unsupported for HiSparse and encoder-only specs.");
 
   py::class_<PrefixHit>(m, "PrefixHit", "What a prefix lookup found.")
       .def_readonly("num_tokens", &PrefixHit::num_tokens)

@@ -1,0 +1,263 @@
+#include "kvplan/cache_manager.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvplan/errors.h"
+
+// Order, hits and events beside vLLM's own manager: tests/vllm033/test_cache_manager.py.
+namespace kvplan {
+namespace {
+
+CacheGroup group(CacheKind kind, int64_t block_size, int64_t window = 0) {
+  CacheGroup made;
+  made.kind = kind;
+  made.block_size = block_size;
+  made.window = window;
+  return made;
+}
+
+CacheManagerOptions options(std::vector<CacheGroup> groups, int64_t num_blocks = 100) {
+  CacheManagerOptions made;
+  made.groups = std::move(groups);
+  made.num_blocks = num_blocks;
+  made.max_model_len = 1000;
+  return made;
+}
+
+/// `count` hashes of 32 bytes, distinct for each seed and place.
+std::vector<std::byte> hashes(int64_t count, uint32_t seed = 0) {
+  std::vector<std::byte> bytes(static_cast<size_t>(count) * 32);
+  for (uint32_t i = 0; i < count; ++i) {
+    const std::array<uint32_t, 2> words = {seed, i + 1};
+    std::memcpy(bytes.data() + static_cast<size_t>(i) * 32, words.data(), sizeof(words));
+  }
+  return bytes;
+}
+
+RequestTokens prompt(int64_t num_tokens) {
+  RequestTokens tokens;
+  tokens.num_tokens = tokens.num_prompt_tokens = num_tokens;
+  return tokens;
+}
+
+Allocation fresh(int64_t num_tokens) {
+  Allocation allocation;
+  allocation.num_new_tokens = num_tokens;
+  return allocation;
+}
+
+std::vector<BlockId> table(const CacheManager& manager, RequestHandle request, size_t group) {
+  const BlockTableView view = manager.block_table(request, group);
+  std::vector<BlockId> ids;
+  for (size_t i = 0; i < view.size(); ++i) ids.push_back(view[i]);
+  return ids;
+}
+
+class FullAndWindow : public testing::Test {
+ protected:
+  CacheManager manager{
+      options({group(CacheKind::kFullAttention, 16), group(CacheKind::kSlidingWindow, 16, 32)})};
+
+  RequestHandle admit(int64_t num_tokens, uint32_t seed = 0) {
+    const RequestHandle request = manager.add_request();
+    manager.append_hashes(request, hashes(num_tokens / 16, seed));
+    PrefixHit hit;
+    manager.find_prefix(request, num_tokens - 1, hit);
+    Allocation allocation = fresh(num_tokens - hit.num_tokens);
+    allocation.num_new_computed_tokens = hit.num_tokens;
+    EXPECT_TRUE(manager.allocate(request, prompt(num_tokens), allocation, &hit));
+    return request;
+  }
+};
+
+TEST_F(FullAndWindow, SecondRequestTakesOverThePrefix) {
+  const RequestHandle first = admit(100);
+  EXPECT_EQ(table(manager, first, 0), (std::vector<BlockId>{1, 2, 3, 4, 5, 6, 7}));
+  const RequestHandle second = admit(100);
+  EXPECT_EQ(table(manager, second, 0), (std::vector<BlockId>{1, 2, 3, 4, 5, 6, 15}));
+  // A window of 32 tokens reads two blocks of the hit.
+  EXPECT_EQ(table(manager, second, 1), (std::vector<BlockId>{0, 0, 0, 0, 12, 13, 16}));
+  EXPECT_EQ(manager.num_common_prefix_blocks(second, 0), 6);
+}
+
+TEST_F(FullAndWindow, BatchStepEqualsOneCallEach) {
+  const RequestHandle a = admit(100);
+  const RequestHandle b = admit(90, 1);
+  CacheManager other(
+      options({group(CacheKind::kFullAttention, 16), group(CacheKind::kSlidingWindow, 16, 32)}));
+  const RequestHandle c = other.add_request();
+  const RequestHandle d = other.add_request();
+  other.append_hashes(c, hashes(6));
+  other.append_hashes(d, hashes(5, 1));
+  ASSERT_TRUE(other.allocate(c, prompt(100), fresh(100)));
+  ASSERT_TRUE(other.allocate(d, prompt(90), fresh(90)));
+  std::array<AppendedBlock, 8> appended;
+  for (int64_t step = 0; step < 50; ++step) {
+    const std::array requests = {a, b};
+    const std::array<int64_t, 2> computed = {100 + step, 90 + step};
+    DecodeStep decode;
+    decode.requests = requests;
+    decode.num_computed_tokens = computed;
+    const StepResult result = manager.schedule(decode, appended);
+    ASSERT_EQ(result.num_scheduled, 2u);
+    size_t count = 0;
+    for (const auto& [request, tokens] : {std::pair{c, computed[0]}, std::pair{d, computed[1]}}) {
+      RequestTokens now = prompt(tokens == computed[0] && request == c ? 100 : 90);
+      now.num_computed_tokens = tokens;
+      now.num_tokens = tokens + 1;
+      ASSERT_TRUE(other.allocate(request, now, fresh(1)));
+      for (size_t g = 0; g < 2; ++g) {
+        for (const BlockId block : other.new_blocks(g)) {
+          ASSERT_LT(count, result.num_appended);
+          EXPECT_EQ(appended[count].block, block);
+          EXPECT_EQ(appended[count].group, static_cast<int32_t>(g));
+          ++count;
+        }
+      }
+    }
+    EXPECT_EQ(count, result.num_appended);
+  }
+}
+
+TEST_F(FullAndWindow, StepStopsWhereBlocksOrRoomEnd) {
+  const RequestHandle request = admit(96);
+  const std::array requests = {request};
+  const std::array<int64_t, 1> computed = {96};
+  DecodeStep step;
+  step.requests = requests;
+  step.num_computed_tokens = computed;
+  std::array<AppendedBlock, 1> one;
+  EXPECT_EQ(manager.schedule(step, one).stop, StepResult::Stop::kNoRoom);
+  EXPECT_EQ(manager.block_table(request, 0).size(), 6u);
+  const std::vector<BlockId> taken =
+      manager.pool().get_new_blocks(manager.pool().num_free_blocks());
+  std::array<AppendedBlock, 2> two;
+  // The window lets go of a block, but two are needed.
+  EXPECT_EQ(manager.schedule(step, two).stop, StepResult::Stop::kNoBlocks);
+  manager.pool().free_blocks(taken);
+  EXPECT_EQ(manager.schedule(step, two).num_appended, 2u);
+}
+
+TEST_F(FullAndWindow, BadCallsChangeNothing) {
+  const RequestHandle request = admit(100);
+  const std::vector<BlockId> before = table(manager, request, 0);
+  const std::vector<BlockId> free_before = manager.pool().free_block_ids();
+  const auto unknown = static_cast<RequestHandle>(7);
+  EXPECT_THROW(manager.free(unknown), InvalidArgument);
+  EXPECT_THROW(manager.free(static_cast<RequestHandle>(-1)), InvalidArgument);
+  EXPECT_THROW(manager.allocate(unknown, prompt(10), fresh(10)), InvalidArgument);
+  EXPECT_THROW(manager.allocate(request, prompt(100), fresh(0)), InvalidArgument);
+  EXPECT_THROW(manager.allocate(request, prompt(100), fresh(-1)), InvalidArgument);
+  EXPECT_THROW(manager.allocate(request, prompt(int64_t{1} << 40), fresh(1)), InvalidArgument);
+  PrefixHit hit;
+  hit.blocks = {{1}, {2}};
+  EXPECT_THROW(manager.allocate(request, prompt(100), fresh(1), &hit), InvalidArgument)
+      << "a running request has no new hit";
+  hit.blocks = {{1}};
+  EXPECT_THROW(manager.allocate(request, prompt(100), fresh(1), &hit), InvalidArgument);
+  const RequestHandle other = manager.add_request();
+  hit.blocks = {{1000}, {}};
+  EXPECT_THROW(manager.allocate(other, prompt(100), fresh(1), &hit), BlockPoolError);
+  hit.blocks = {{1, 2, 3, 4, 5, 6}, {}};
+  EXPECT_THROW(manager.allocate(other, prompt(10), fresh(10), &hit), InvalidArgument)
+      << "more blocks than computed tokens";
+  manager.append_hashes(other, hashes(6));
+  EXPECT_THROW(manager.commit(other, prompt(100), 96), InvalidArgument) << "nothing is allocated";
+  EXPECT_THROW(manager.append_hashes(other, std::vector<std::byte>(33)), InvalidArgument);
+  EXPECT_THROW(manager.truncate_hashes(other, 7), InvalidArgument);
+  EXPECT_THROW(manager.block_table(request, 2), InvalidArgument);
+  manager.remove_request(other);
+  EXPECT_THROW(manager.remove_request(other), InvalidArgument) << "removed twice";
+  EXPECT_EQ(table(manager, request, 0), before);
+  EXPECT_EQ(manager.pool().free_block_ids(), free_before);
+  manager.check_invariants();
+}
+
+TEST_F(FullAndWindow, OptionsAreChecked) {
+  const auto full = group(CacheKind::kFullAttention, 16);
+  const auto refused = [](CacheManagerOptions bad) { EXPECT_THROW(CacheManager{bad}, Error); };
+  CacheManagerOptions bad = options({full});
+  bad.hash_block_size = 8;
+  refused(bad);
+  refused(options({}));
+  refused(options({group(CacheKind::kFullAttention, 0)}));
+  refused(options({full, group(CacheKind::kSlidingWindow, 16, 0)}));
+  refused(options({full, group(CacheKind::kMamba, 16)}));
+  refused(options({full, group(CacheKind::kCrossAttention, 16)}));
+  refused(options({group(CacheKind::kFullAttention, 32), group(CacheKind::kChunkedLocal, 16, 64)}));
+  bad = options({full, full});
+  bad.retention_interval = 16;
+  refused(bad);
+  bad = options({full, group(CacheKind::kSlidingWindow, 16, 32)});
+  bad.retention_interval = 24;
+  refused(bad);
+  bad = options({full});
+  bad.watermark = -0.1;
+  refused(bad);
+  KVCacheSpec hot;
+  hot.kind = SpecKind::kHiSparseHot;
+  EXPECT_THROW(cache_group(hot), Unsupported);
+}
+
+TEST(CacheManager, AnyPoolOrderLeavesNothingBehind) {
+  std::mt19937 random(5);
+  CacheGroup states = group(CacheKind::kMamba, 16);
+  states.mamba_align = true;
+  CacheManager manager(options(
+      {group(CacheKind::kFullAttention, 16), group(CacheKind::kSlidingWindow, 16, 48), states},
+      60));
+  const int64_t num_free = manager.pool().num_free_blocks();
+  struct Running {
+    RequestHandle handle;
+    RequestTokens tokens;
+  };
+  std::vector<Running> running;
+  PrefixHit hit;
+  for (int step = 0; step < 3000; ++step) {
+    if (running.size() < 4) {
+      const int64_t length = 1 + static_cast<int64_t>(random() % 150);
+      Running made{manager.add_request(), prompt(length)};
+      manager.append_hashes(made.handle, hashes(length / 16, random() % 3));
+      manager.find_prefix(made.handle, length - 1, hit);
+      Allocation allocation = fresh(length - hit.num_tokens);
+      allocation.num_new_computed_tokens = hit.num_tokens;
+      if (manager.allocate(made.handle, made.tokens, allocation, &hit)) {
+        made.tokens.num_computed_tokens = length;
+        running.push_back(made);
+      } else {
+        manager.remove_request(made.handle);
+      }
+    }
+    for (size_t i = 0; i < running.size(); ++i) {
+      Running& request = running[i];
+      ++request.tokens.num_tokens;
+      const bool fits = request.tokens.num_tokens < 300 &&
+                        manager.allocate(request.handle, request.tokens, fresh(1));
+      if (fits) {
+        ++request.tokens.num_computed_tokens;
+        continue;
+      }
+      manager.remove_request(request.handle);
+      running.erase(running.begin() + static_cast<ptrdiff_t>(i--));
+    }
+    manager.new_step_starts();
+    for (const BlockCopy& copy : manager.take_copies()) {
+      manager.pool().free_blocks(std::array{copy.source, copy.destination});
+    }
+    manager.take_boundary_states();
+  }
+  for (const Running& request : running) manager.remove_request(request.handle);
+  EXPECT_EQ(manager.pool().num_free_blocks(), num_free);
+  EXPECT_EQ(manager.num_requests(), 0u);
+  EXPECT_TRUE(manager.reset_prefix_cache());
+}
+
+}  // namespace
+}  // namespace kvplan

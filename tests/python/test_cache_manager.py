@@ -1,0 +1,127 @@
+"""The array face of the cache manager. What it decides is compared with vLLM's in tests/vllm033."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan import specs
+
+
+def hashes(count, seed=0):
+    return [hashlib.sha256(bytes([seed, i])).digest() for i in range(count)]
+
+
+@pytest.fixture
+def manager():
+    groups = [
+        kvplan.CacheGroup("full_attention", 16),
+        kvplan.CacheGroup("sliding_window", 16, window=32),
+    ]
+    return kvplan.CacheManager(groups, num_blocks=100, max_model_len=1000, enable_events=True)
+
+
+def admit(manager, length):
+    request = manager.add_request()
+    manager.append_hashes(request, hashes(length // 16))
+    hit = manager.find_prefix(request, length - 1)
+    blocks = manager.allocate(
+        request,
+        length - hit.num_tokens,
+        num_tokens=length,
+        num_prompt_tokens=length,
+        num_new_computed_tokens=hit.num_tokens,
+        hit=hit,
+    )
+    return request, hit, blocks
+
+
+def test_second_request_takes_over_the_prefix(manager):
+    first, hit, blocks = admit(manager, 100)
+    assert hit.num_tokens == 0
+    assert [ids.tolist() for ids in blocks] == [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 12, 13, 14]]
+    second, hit, blocks = admit(manager, 100)
+    assert hit.num_tokens == 96
+    assert [ids.tolist() for ids in hit.blocks] == [[1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 12, 13]]
+    assert [ids.tolist() for ids in manager.block_ids(second)] == [
+        [1, 2, 3, 4, 5, 6, 15],
+        [0, 0, 0, 0, 12, 13, 16],
+    ]
+    assert all(ids.dtype == np.int32 for ids in blocks)
+    assert [event.kind for event in manager.take_events()] == ["stored", "stored"]
+    manager.free(first)
+    assert not manager.reset_prefix_cache()
+    manager.remove_request(second)
+    assert manager.reset_prefix_cache()
+    assert manager.usage == 0
+
+
+def test_a_step_of_many_requests(manager):
+    first, _, _ = admit(manager, 96)
+    second, _, _ = admit(manager, 90)
+    appended = np.zeros((4, 4), np.int32)
+    assert manager.schedule([first, second], [96, 90], appended=appended) == (2, 2, "done")
+    # Row, group, position, block: one more block in each group of the first request.
+    assert appended[:2, :3].tolist() == [[0, 0, 6], [0, 1, 6]]
+    assert manager.quiet_until(first) == 112
+    assert manager.schedule([first], [97], appended=appended[:0]) == (1, 0, "done")
+    assert manager.schedule([first], [112], appended=appended[:0]) == (0, 0, "no_room")
+
+
+def test_no_room_is_no_error():
+    manager = kvplan.CacheManager(
+        [kvplan.CacheGroup("full_attention", 16)], num_blocks=4, max_model_len=1000
+    )
+    request = manager.add_request()
+    assert manager.allocate(request, 49, num_tokens=49, num_prompt_tokens=49) is None
+    assert manager.allocate(request, 48, num_tokens=49, num_prompt_tokens=49) is not None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m, r: m.free(r + 1),
+        lambda m, r: m.free(-1),
+        lambda m, r: m.free(2**40),
+        lambda m, r: m.allocate(r, 0, num_tokens=100, num_prompt_tokens=100),
+        lambda m, r: m.allocate(r, -3, num_tokens=100, num_prompt_tokens=100),
+        lambda m, r: m.append_hashes(r, [b"short"]),
+        lambda m, r: m.truncate_hashes(r, 99),
+        lambda m, r: m.commit(r, 900, num_tokens=900, num_prompt_tokens=100),
+        lambda m, r: m.evict_blocks([100]),
+        lambda m, r: m.schedule([r, r], [1], appended=np.zeros((4, 4), np.int32)),
+        lambda m, r: m.schedule([r], [1], appended=np.zeros(4, np.int32)),
+        lambda m, r: m.num_blocks_for_computed_tokens(r, 2, 1),
+    ],
+)
+def test_bad_calls_change_nothing(manager, call):
+    request, _, _ = admit(manager, 100)
+    manager.append_hashes(request, hashes(60, 1))
+    before = [ids.tolist() for ids in manager.block_ids(request)]
+    free = manager.pool.free_block_ids().tolist()
+    with pytest.raises(ValueError):
+        call(manager, request)
+    assert [ids.tolist() for ids in manager.block_ids(request)] == before
+    assert manager.pool.free_block_ids().tolist() == free
+    manager.check_invariants()
+
+
+@pytest.mark.parametrize("kind", ["attention", "cross"])
+def test_unknown_kinds_are_refused(kind):
+    with pytest.raises(ValueError, match=kind):
+        kvplan.CacheGroup(kind, 16)
+
+
+def test_groups_of_specs():
+    heads = {"num_kv_heads": 1, "head_size": 64, "dtype": "bfloat16"}
+    groups = [
+        kvplan.CacheGroup.from_spec(specs.FullAttentionSpec(block_size=16, **heads)),
+        kvplan.CacheGroup.from_spec(
+            specs.SlidingWindowSpec(block_size=16, sliding_window=32, **heads)
+        ),
+    ]
+    manager = kvplan.CacheManager(groups, num_blocks=100, max_model_len=1000)
+    admit(manager, 100)
+    _, hit, _ = admit(manager, 100)
+    assert [ids.tolist() for ids in hit.blocks][1] == [0, 0, 0, 0, 12, 13]
