@@ -1,6 +1,7 @@
 """``kvplan plan``: what it prints, what it refuses, and how."""
 
 import json
+import re
 import subprocess
 
 import pytest
@@ -443,3 +444,14 @@ def test_what_is_said_to_fit_does():
     text = run("plan", "llama-3.1-70b", "--tp", "4", "--memory", "40GiB").stdout
     assert "4.00 of 131,072 tokens at once (vLLM's figure), 3 of them whole" in text
     assert "Steady       3.99 requests" in text
+
+
+def test_weights_that_fill_the_gpu_are_answered_with_a_split_that_holds_a_request():
+    args = ("llama-3.1-70b", "--gpu", "H100", "--weights", "141GB")
+    refused = run("plan", *args)
+    assert refused.exit_code == DOES_NOT_FIT
+    advice = re.search(r"; (--[a-z0-9 -]+) holds a request of the full length", refused.stderr)
+    assert advice is not None, refused.stderr
+    assert plan(*args, *advice[1].split())["max_concurrency"] >= 1
+    hopeless = run("plan", "llama-3.1-70b", "--gpu-memory", "2GiB", "--weights", "14100GB")
+    assert "no number of GPUs that is tried" in hopeless.stderr

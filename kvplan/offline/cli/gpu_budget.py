@@ -67,8 +67,7 @@ def kv_cache_memory(budgets: Sequence[Budget], label: str) -> list[int]:
                 does_not_fit(
                     label,
                     f"{held} leave nothing of the {format_size(budget.usable_bytes)} that may be "
-                    "used of each GPU (estimated); use more GPUs with --tp, or a larger "
-                    "--gpu-memory-utilization",
+                    "used of each GPU (estimated)",
                 )
             )
     return [budget.kv_cache_bytes for budget in budgets]

@@ -10,10 +10,18 @@ import click
 
 import kvplan
 from kvplan.offline.cli.deployment_options import deployment_options, read_question
-from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, does_not_fit, say_on_stderr
+from kvplan.offline.cli.failures import (
+    DOES_NOT_FIT,
+    FITS,
+    BadInput,
+    DoesNotFit,
+    does_not_fit,
+    say_on_stderr,
+)
+from kvplan.offline.cli.fit_search import fewest_gpus
 from kvplan.offline.cli.gpu_budget import verdict
 from kvplan.offline.cli.knobs import find_knobs, knobs_of_failure
-from kvplan.offline.cli.question import PlannerInput, Question
+from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question
 
 EPILOG = """\b
 Examples:
@@ -39,7 +47,10 @@ Exit codes: 0 it fits, 1 it does not fit, 2 the input is wrong.
 def command(as_json: bool, write_request: Path | None, **values: Any) -> int:
     """Plan the KV cache of MODEL: a built-in name, a config.json, its directory, or a Hub id."""
     question = read_question(values, needs_memory=write_request is None)
-    given = question.planner_input()
+    try:
+        given = question.planner_input()
+    except DoesNotFit as error:
+        raise DoesNotFit(f"{error.message}; {_gpus_needed(question)}") from None
     if write_request is not None:
         write_request_file(given, write_request)
     if not given.available_memory and given.kv_cache_specs:
@@ -63,6 +74,15 @@ def command(as_json: bool, write_request: Path | None, **values: Any) -> int:
 
         render_plan(make_console(), given, plan, knobs)
     return FITS
+
+
+def _gpus_needed(question: Question) -> str:
+    """How many GPUs would do where the weights alone fill those asked for; tried."""
+    assert isinstance(question, ModelQuestion)
+    found = fewest_gpus(question, 1)
+    if found is None:
+        return "no number of GPUs that is tried holds one request beside the weights"
+    return f"{found[0].options} holds a request of the full length"
 
 
 def write_request_file(given: PlannerInput, path: Path) -> None:
