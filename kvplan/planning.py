@@ -124,8 +124,9 @@ def create_kv_cache_group_specs(
 def get_kv_cache_groups(vllm_config: Config, kv_cache_spec: KVCacheSpecs) -> Groups:
     """Split the model's layers into groups that share a block table each.
 
-    With ``disable_hybrid_kv_cache_manager``, windowed layers are promoted in ``kv_cache_spec``
-    itself, as in vLLM.
+    By the config's ``grouping``; a sliced grouping does not know the memory here, which
+    :func:`kvplan.plan` has. With ``disable_hybrid_kv_cache_manager``, windowed layers are promoted
+    in ``kv_cache_spec`` itself, as in vLLM.
 
     Raises:
         PageSizeError: pages cannot be made equal (a ``NotImplementedError``).
@@ -216,6 +217,9 @@ def _get_packed_kv_cache_groups(vllm_config: Config, kv_cache_spec: KVCacheSpecs
     """Groups of mixed pages for a block-outermost layout, or None where one page size serves all.
 
     0.33 annotates the drafter's groups later, in :func:`get_global_kv_cache_groups`.
+
+    Raises:
+        ValueError: the config asks for another grouping than vLLM's, of which this is a step.
     """
     return _core.get_packed_kv_cache_groups(vllm_config, kv_cache_spec)
 

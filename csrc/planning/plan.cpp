@@ -18,6 +18,10 @@ struct Stage {
   size_t first_worker = 0;
   bool has_worker = false;
   bool placed_elsewhere = false;  // by a builder, which says what a block takes
+
+  /// Whether its workers hold memory for blocks: none does in a model without attention, and a
+  /// stage without layers of its own holds none beside others that do.
+  bool holds_blocks() const { return bytes_per_block > 0; }
 };
 
 /// Groups from outside may hold anything.
@@ -79,12 +83,7 @@ Stage prepare_stage(const PlanningContext& ctx, const PlanningConfig& config,
     stage.placed_elsewhere = true;
     return stage;
   }
-  if (layers.empty()) {
-    throw InconsistentSpec(
-        "worker " + std::to_string(worker) +
-        " owns no layer with a KV cache while others do; vLLM cannot plan such a "
-        "pipeline stage. Lower pipeline_parallel_size or move layers to it.");
-  }
+  if (layers.empty()) return stage;
   validate_slices(config.kv_cache_layout, stage.groups);
   validate_kv_cache_layout(ctx, config.kv_cache_layout, stage.groups);
   stage.bytes_per_block = pool_bytes_per_block(ctx, stage.groups, config.kv_cache_layout);
@@ -125,7 +124,7 @@ std::vector<WorkerMemory> effective_memory(const PlanningContext& ctx, const Pla
   for (const PlanRequest::Worker& w : request.workers()) {
     const Stage& stage = stages[w.layers_index];
     int64_t effective = w.available_bytes;
-    if (config.num_gpu_blocks_override && !stage.groups.empty()) {
+    if (config.num_gpu_blocks_override && stage.holds_blocks()) {
       const int64_t own = w.available_bytes / stage.bytes_per_block;
       if (own != last_logged) {
         ctx.info(
@@ -159,7 +158,7 @@ int64_t fit_length(const PlanningContext& ctx, const PlanningConfig& config,
   const std::vector<size_t> tightest = tightest_workers(request, stages, memory);
   std::vector<FitCandidate> candidates;
   for (size_t s = 0; s < stages.size(); ++s) {
-    if (!stages[s].has_worker) continue;
+    if (!stages[s].has_worker || !(stages[s].holds_blocks() || stages[s].groups.empty())) continue;
     candidates.push_back({&stages[s].groups, stages[s].bytes_per_block,
                           memory[tightest[s]].usable_bytes, static_cast<int64_t>(tightest[s])});
   }
@@ -172,14 +171,14 @@ std::vector<int64_t> check_admission(const PlanningContext& ctx, const PlanningC
                                      const std::vector<WorkerMemory>& memory) {
   std::vector<int64_t> needed(stages.size());
   for (size_t s = 0; s < stages.size(); ++s) {
-    if (!stages[s].has_worker || stages[s].groups.empty()) continue;
+    if (!stages[s].has_worker || !stages[s].holds_blocks()) continue;
     needed[s] = max_memory_usage_bytes_from_groups(ctx, stages[s].groups, config,
                                                    stages[s].bytes_per_block);
   }
   for (size_t w = 0; w < memory.size(); ++w) {
     const size_t s = request.workers()[w].layers_index;
     const Stage& stage = stages[s];
-    if (stage.groups.empty()) continue;
+    if (!stage.holds_blocks()) continue;
     if (memory[w].usable_bytes > 0 && needed[s] <= memory[w].usable_bytes) continue;
     const auto request_bytes = [&](const PlanningConfig& c) {
       return max_memory_usage_bytes_from_groups(ctx, stage.groups, c, stage.bytes_per_block);
@@ -193,15 +192,31 @@ std::vector<int64_t> check_admission(const PlanningContext& ctx, const PlanningC
   return needed;
 }
 
-int64_t worker_num_blocks(const PlanningConfig& config, const Stage& stage, int64_t effective) {
-  if (stage.groups.empty()) return 1;  // the block pool always needs its null block
-  return config.num_gpu_blocks_override.value_or(effective / stage.bytes_per_block);
+/// Blocks that each worker's memory gives; one that holds none takes as many as the others give.
+std::vector<int64_t> worker_num_blocks(const PlanningConfig& config, const PlanRequest& request,
+                                       const std::vector<Stage>& stages,
+                                       const std::vector<WorkerMemory>& memory) {
+  std::vector<int64_t> blocks(memory.size(), 0);
+  int64_t smallest = std::numeric_limits<int64_t>::max();
+  for (size_t w = 0; w < memory.size(); ++w) {
+    const Stage& stage = stages[request.workers()[w].layers_index];
+    if (!stage.holds_blocks()) continue;
+    blocks[w] =
+        config.num_gpu_blocks_override.value_or(memory[w].effective_bytes / stage.bytes_per_block);
+    smallest = std::min(smallest, blocks[w]);
+  }
+  // Where nobody holds any, the block pool still needs its null block.
+  const int64_t others = smallest == std::numeric_limits<int64_t>::max() ? 1 : smallest;
+  for (size_t w = 0; w < memory.size(); ++w) {
+    if (!stages[request.workers()[w].layers_index].holds_blocks()) blocks[w] = others;
+  }
+  return blocks;
 }
 
 StagePlan finish_stage(const PlanningContext& ctx, const PlanningConfig& config, Stage stage,
                        size_t num_layers, int64_t num_blocks, int64_t request_bytes) {
   StagePlan result;
-  if (!stage.placed_elsewhere) {
+  if (!stage.placed_elsewhere && stage.holds_blocks()) {
     result.tensors =
         place_kv_cache_groups(ctx, config, stage.groups, stage.bytes_per_block, num_blocks);
   }
@@ -258,15 +273,13 @@ Plan plan(const PlanRequest& request, const PlanningConfig& config) {
   }
   const std::vector<int64_t> needed = check_admission(ctx, result.config, request, stages, memory);
 
-  result.num_blocks = std::numeric_limits<int64_t>::max();
+  const std::vector<int64_t> blocks = worker_num_blocks(config, request, stages, memory);
+  result.num_blocks = *std::min_element(blocks.begin(), blocks.end());
   result.workers.reserve(memory.size());
   for (size_t w = 0; w < memory.size(); ++w) {
     const PlanRequest::Worker& worker = request.workers()[w];
-    const int64_t blocks =
-        worker_num_blocks(config, stages[worker.layers_index], memory[w].effective_bytes);
     result.workers.push_back(
-        {worker.layers_index, worker.available_bytes, memory[w].effective_bytes, blocks});
-    result.num_blocks = std::min(result.num_blocks, blocks);
+        {worker.layers_index, worker.available_bytes, memory[w].effective_bytes, blocks[w]});
   }
   check_block_ids(result);
   warn_of_few_blocks(ctx, result);

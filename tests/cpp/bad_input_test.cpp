@@ -100,17 +100,6 @@ TEST(BadInput, EncoderOnlyLayersHoldNoCache) {
   }
 }
 
-TEST(BadInput, StageWithoutLayers) {
-  ModelBuilder model;
-  model.add(4, full(8, 128)).stage(0, 4, kGiB).stage(4, 4, kGiB);
-  try {
-    model.plan(config(128));
-    FAIL();
-  } catch (const InconsistentSpec& e) {
-    EXPECT_NE(std::string(e.what()).find("worker 1"), std::string::npos) << e.what();
-  }
-}
-
 TEST(BadInput, NamesOfEnumerationsListWhatIsKnown) {
   const auto message = [](auto parse) {
     try {

@@ -45,6 +45,35 @@ TEST(Plan, AttentionFreeModel) {
   EXPECT_TRUE(plan.stages[0].tensors.empty());
 }
 
+TEST(Plan, AStageWithoutLayersBesideOthersHoldsNothing) {
+  for (const bool auto_fit : {false, true}) {
+    for (const Grouping grouping : {Grouping::kVllm, Grouping::kCompact, Grouping::kSliced}) {
+      PlanningConfig c = config(4096);
+      c.auto_fit = auto_fit;
+      c.grouping = grouping;
+      c.kv_cache_layout = KVCacheLayout::kBLNHC;
+      ModelBuilder without, with;
+      for (ModelBuilder* model : {&without, &with}) {
+        model->add(2, full(8, 128)).add(2, sliding(8, 128, 64)).stage(0, 2, 2 * kGiB);
+      }
+      with.stage(2, 2, 1000);  // however little its memory is
+      without.stage(2, 4, kGiB);
+      with.stage(2, 4, kGiB);
+      const Plan expected = checked_plan(without.request(), c);
+      const Plan plan = checked_plan(with.request(), c);
+      EXPECT_EQ(plan.num_blocks, expected.num_blocks);
+      EXPECT_EQ(plan.config.max_model_len, expected.config.max_model_len);
+      ASSERT_EQ(plan.stages.size(), 3u);
+      EXPECT_TRUE(plan.stages[1].tensors.empty());
+      EXPECT_EQ(plan.stages[1].bytes_per_block, 0);
+      EXPECT_EQ(plan.stages[1].groups.size(), plan.groups.size());
+      EXPECT_EQ(plan.workers[1].num_blocks, plan.num_blocks);
+      c.num_gpu_blocks_override = 5000;
+      EXPECT_EQ(checked_plan(with.request(), c).num_blocks, 5000);
+    }
+  }
+}
+
 TEST(Plan, AllWorkersTakeTheSmallestCount) {
   ModelBuilder model;
   model.add(4, full(8, 128)).worker(3 * kGiB).worker(2 * kGiB).worker(4 * kGiB);

@@ -11,6 +11,8 @@ import pytest
 
 import kvplan
 from kvplan import planning
+from kvplan.builder import DefaultKVCacheConfigBuilder
+from kvplan.check import check_plan
 from kvplan.specs import (
     FullAttentionSpec,
     KVCacheGroupSpec,
@@ -276,7 +278,7 @@ class TestPrivateFunctions:
     def test_call_forms_with_and_without_a_builder(self):
         config = kvplan.PlanningConfig(max_model_len=4096)
         groups = planning.get_global_kv_cache_groups(config, [full_layers()])
-        builder = kvplan.builder.DefaultKVCacheConfigBuilder()
+        builder = DefaultKVCacheConfigBuilder()
         plain = planning._max_memory_usage_bytes_from_groups(config, groups)
         assert plain == 4096 // 16 * PAGE * 4
         assert planning._max_memory_usage_bytes_from_groups(builder, config, groups) == plain
@@ -447,3 +449,66 @@ def test_importing_kvplan_brings_neither_torch_nor_vllm_nor_numpy():
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def stages(*lists):
+    return [{name: FULL if "full" in name else WINDOW for name in names} for names in lists]
+
+
+@pytest.mark.parametrize("grouping", ["vllm", "compact", "sliced"])
+@pytest.mark.parametrize("override", [None, 5000])
+@pytest.mark.parametrize("auto_fit", [False, True])
+def test_a_stage_without_layers_beside_others(grouping, override, auto_fit):
+    config = kvplan.PlanningConfig(
+        max_model_len=4096,
+        auto_fit=auto_fit,
+        grouping=grouping,
+        kv_cache_layout="BLNHC",
+        num_gpu_blocks_override=override,
+        pipeline_parallel_size=3,
+    )
+    with_layers = stages(["full.0", "window.1"], ["full.2", "window.3", "window.4"])
+    expected = kvplan.plan(config, with_layers, [1 << 30] * 2)
+    # However little memory the stage in the middle has.
+    found = kvplan.plan(config, [with_layers[0], {}, with_layers[1]], [1 << 30, PAGE, 1 << 30])
+    assert found.num_blocks == expected.num_blocks
+    assert found.max_model_len == expected.max_model_len
+    assert [worker.num_blocks for worker in found.workers] == [
+        expected.workers[0].num_blocks,
+        expected.num_blocks,
+        expected.workers[1].num_blocks,
+    ]
+    first, between, last = found.kv_cache_configs
+    assert (first, last) == tuple(expected.kv_cache_configs)
+    assert between.num_blocks == expected.num_blocks
+    assert between.kv_cache_tensors == []
+    assert [group.layer_names for group in between.kv_cache_groups] == [[]] * len(found.groups)
+    assert found.capacity_tokens == expected.capacity_tokens
+    assert found.max_concurrency == expected.max_concurrency
+    assert found.limiting_worker == 2 * expected.limiting_worker
+    assert check_plan(found) == []
+
+
+def mixed_layers():
+    return {f"model.layers.{i}.attn": WINDOW if i % 6 else FULL for i in range(11)}
+
+
+@pytest.mark.parametrize("grouping", ["compact", "sliced"])
+def test_every_function_heeds_the_grouping_or_refuses(grouping):
+    config = kvplan.PlanningConfig(max_model_len=4096, grouping=grouping, kv_cache_layout="BLNHC")
+    layers = mixed_layers()
+    planned = kvplan.plan(config, [layers], [1 << 30]).kv_cache_configs[0]
+    names = [group.layer_names for group in planned.kv_cache_groups]
+    of_vllm = planning.get_kv_cache_groups(config.replace(grouping="vllm"), dict(layers))
+    assert names != [group.layer_names for group in of_vllm]
+    builder = DefaultKVCacheConfigBuilder()
+    for groups in (
+        planning.get_kv_cache_groups(config, dict(layers)),
+        planning.get_global_kv_cache_groups(config, [dict(layers)]),
+        planning.get_global_kv_cache_groups(config, [dict(layers)], builder),
+        planning.get_kv_cache_groups_from_builder(builder, config, dict(layers)),
+        planning.get_kv_cache_configs(config, [dict(layers)], [1 << 30])[0].kv_cache_groups,
+    ):
+        assert [group.layer_names for group in groups] == names
+    with pytest.raises(ValueError, match=r"kvplan\.plan heed"):
+        planning._get_packed_kv_cache_groups(config, dict(layers))

@@ -84,12 +84,19 @@ py::object group_layers(const py::dict& specs, Function function) {
   return session.group_list(*groups, session.request().specs());
 }
 
+/// The groups of one model, by the grouping that the config asks for.
+KVCacheGroups groups_as_configured(const PlanningContext& ctx, const PlanningConfig& config,
+                                   LayerSpecs& layers) {
+  if (config.grouping == Grouping::kVllm) return get_kv_cache_groups(ctx, config, layers);
+  return get_global_kv_cache_groups(ctx, config, {layers});
+}
+
 py::list groups_of_model(py::handle config, py::dict specs) {
   const PlanningConfig c = read_config(config);
   Session session;
   LayerSpecs layers = session.read_layers(specs);
   const LayerSpecs before = layers;
-  const KVCacheGroups groups = get_kv_cache_groups(session.context(), c, layers);
+  const KVCacheGroups groups = groups_as_configured(session.context(), c, layers);
   py::list result = session.group_list(groups, session.request().specs());
   // vLLM changes the caller's dict with the hybrid manager disabled; here after success only.
   if (layers != before) specs.attr("update")(session.layer_dict(layers, session.request().specs()));
@@ -236,7 +243,7 @@ void check_layers_admission(const PlanningConfig& config, const py::dict& kv_cac
                             int64_t available_memory) {
   Session session;
   LayerSpecs layers = session.read_layers(kv_cache_spec);
-  const KVCacheGroups groups = get_kv_cache_groups(session.context(), config, layers);
+  const KVCacheGroups groups = groups_as_configured(session.context(), config, layers);
   const int64_t block =
       groups.empty() ? 0 : pool_bytes_per_block(session.context(), groups, config.kv_cache_layout);
   const py::list values(kv_cache_spec.attr("values")());
@@ -415,7 +422,13 @@ void bind_planning(py::module_& m) {
   m.def(
       "get_packed_kv_cache_groups",
       [](py::handle config, const py::dict& specs) {
-        const KVCacheLayout layout = read_config(config).kv_cache_layout;
+        const PlanningConfig c = read_config(config);
+        if (c.grouping != Grouping::kVllm) {
+          throw InvalidArgument(
+              "this step is of vLLM's grouping only; get_kv_cache_groups and kvplan.plan heed "
+              "grouping");
+        }
+        const KVCacheLayout layout = c.kv_cache_layout;
         return group_layers(specs, [layout](const auto& ctx, const LayerSpecs& layers) {
           return get_packed_kv_cache_groups(ctx, layout, layers);
         });

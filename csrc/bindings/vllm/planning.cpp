@@ -287,6 +287,16 @@ py::object side_effects(PlanRequest& request, const Plan& plan, Notices& notices
   return effects;
 }
 
+/// vLLM gives its own answer for a stage without layers beside others that have some.
+void require_layers(const PlanRequest& request) {
+  if (request.groups()->empty()) return;
+  for (size_t w = 0; w < request.workers().size(); ++w) {
+    if (!request.layer_lists()[request.workers()[w].layers_index].empty()) continue;
+    throw InconsistentSpec("worker " + std::to_string(w) +
+                           " owns no layer with a KV cache while others do");
+  }
+}
+
 py::tuple plan_workers(const VllmPlanner& self, py::handle vllm_config, py::handle kv_cache_specs,
                        py::handle available_memory, const py::object& global_groups,
                        const py::dict& chosen) {
@@ -307,6 +317,7 @@ py::tuple plan_workers(const VllmPlanner& self, py::handle vllm_config, py::hand
     request.set_groups(session.read_groups(group_objects));
     session.read_workers(kv_cache_specs, available_memory, &*request.groups());
   }
+  require_layers(request);
   const Plan plan = kvplan::plan(request, config);
   py::list configs =
       worker_configs(self, session, plan, group_objects, retention_interval(vllm_config));
