@@ -558,7 +558,13 @@ PyObject* cache_blocks(PyObject* object, PyObject* const* args, Py_ssize_t num_a
     RequestTokens tokens;
     int64_t num_computed;
     if (!parts.enable_caching) Py_RETURN_NONE;
-    if (!to_int(in[1], num_computed) || !read_tokens(in[0], tokens)) return nullptr;
+    if (!to_int(in[1], num_computed)) return nullptr;
+    // With asynchronous scheduling, every step asks for every request.
+    if (const Known* quiet = find(self, in[0]);
+        quiet != nullptr && num_computed < parts.core.quiet_until(quiet->handle)) {
+      Py_RETURN_NONE;
+    }
+    if (!read_tokens(in[0], tokens)) return nullptr;
     Known* known = find_or_add(self, in[0]);
     if (known == nullptr || !sync_hashes(parts, in[0], *known)) return nullptr;
     parts.core.commit(known->handle, tokens, num_computed);
