@@ -1,11 +1,12 @@
-"""The block pool's share of a real engine's steps: vLLM's pool, kvplan's, and slices.
+"""The block pool's share of a real engine's steps: vLLM's pool, kvplan's, its manager, and slices.
 
 Usage: python benchmarks/block_pool_engine.py MODEL_DIR
 
 Needs vLLM's CPU engine (0.32). Each pool serves the same load in a process of its own: a tiny
 random model, so that the scheduler's share of a step is as large as on a fast accelerator.
 Every call of the pool is timed; the timer's own cost, about 0.1 us a call, is in all figures. With
-slices, that is each group's pool, and what takes and returns slices for all of them.
+slices, that is each group's pool, and what takes and returns slices for all of them; kvplan's
+manager calls its pool natively, and only schedule() shows what it costs.
 """
 
 import json
@@ -66,10 +67,11 @@ def serve(which: str, model_dir: Path) -> dict[str, float]:
         from kvplan.vllm.patch import Applied
 
         assert Applied(block_pool.patches(detect()))
-    if which == "sliced":
+    if which in ("manager", "sliced"):
         import kvplan.vllm
 
-        os.environ["KVPLAN_GROUPING"] = "sliced"
+        if which == "sliced":
+            os.environ["KVPLAN_GROUPING"] = "sliced"
         assert kvplan.vllm.install()
     from vllm import SamplingParams
 
@@ -112,7 +114,7 @@ def main() -> None:
         return
     print("| pool | steps | step | schedule() | pool | calls | pool's share of schedule() |")
     print("|---|---|---|---|---|---|---|")
-    for which in ("vllm", "kvplan", "sliced"):
+    for which in ("vllm", "kvplan", "manager", "sliced"):
         command = [sys.executable, __file__, which, sys.argv[1]]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=True)
         line = [x for x in done.stdout.splitlines() if x.startswith("RESULT ")][-1]
