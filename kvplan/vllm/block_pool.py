@@ -119,11 +119,25 @@ def _link(left: KVCacheBlock, right: KVCacheBlock) -> None:
     right.prev_free_block = left
 
 
+class _FreeListHead:
+    """What stands before the first free block in vLLM's list; white-box users start there."""
+
+    block_id = -1
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+
+    @property
+    def next_free_block(self) -> KVCacheBlock | None:
+        return self._pool._first_free()
+
+
 class _PoolFreeQueue(FreeKVCacheBlockQueue):
     """The free list of a native pool. Blocks taken out here have no holder until put back."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
+        self.fake_free_list_head = _FreeListHead(pool)
 
     @property
     def num_free_blocks(self) -> int:  # type: ignore[override]
@@ -168,6 +182,20 @@ class _BlockHashToBlockMap:
 
     def __len__(self) -> int:
         return self._pool._num_cached_hashes()
+
+    @property
+    def _cache(self) -> dict[bytes, Any]:
+        """A copy for white-box users: the block of each key, or its blocks by id."""
+        found: dict[bytes, dict[int, KVCacheBlock]] = {}
+        for block in self._pool.blocks:
+            if block.block_hash is None:
+                continue
+            for key in (block.block_hash, *self._pool._secondary_keys(block.block_id)):
+                found.setdefault(key, {})[block.block_id] = block
+        return {
+            key: next(iter(blocks.values())) if len(blocks) == 1 else blocks
+            for key, blocks in found.items()
+        }
 
 
 class _SecondaryHashes:

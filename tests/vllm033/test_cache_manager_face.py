@@ -154,6 +154,28 @@ def test_block_tables_and_coordinator(to_native):
     assert ids(kv_cache_manager.KVCacheBlocks(hit[0]))[0] == [1]
 
 
+def test_what_white_box_users_read(to_native):
+    manager = cache_manager.KVCacheManager(to_native, VLLM, **arguments())
+    vllms = kv_cache_manager.KVCacheManager(**arguments())
+    a, b = request("a", 9), request("b", 9)
+    for one in (manager, vllms):
+        for each in (a, b):
+            one.allocate_slots(each, 9)
+        one.free(b)
+    seen = []
+    for one in (manager, vllms):
+        pool = one.block_pool
+        cached = {
+            key: sorted(found) if isinstance(found, dict) else found.block_id
+            for key, found in pool.cached_block_hash_to_block._cache.items()
+        }
+        head = pool.free_block_queue.fake_free_list_head
+        first = head.next_free_block
+        seen.append((cached, head.block_id, first.block_id, first.next_free_block.block_id))
+    assert seen[0] == seen[1]
+    assert len(seen[0][0]) == 2
+
+
 # Requests.
 
 
