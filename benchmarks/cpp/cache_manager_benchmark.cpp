@@ -99,9 +99,7 @@ void BM_DecodeStep(benchmark::State& state) {
       state.ResumeTiming();
     }
   }
-  state.counters["ns_per_request"] =
-      benchmark::Counter(static_cast<double>(state.iterations() * kBlock * state.range(0)) * 1e-9,
-                         benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+  state.SetItemsProcessed(state.iterations() * kBlock * state.range(0));  // requests x steps
 }
 BENCHMARK(BM_DecodeStep)->ArgsProduct({{256}, {1, 7, 25, 47}})->ArgNames({"requests", "groups"});
 
@@ -150,9 +148,7 @@ void BM_FreeListAndVectors(benchmark::State& state) {
       state.ResumeTiming();
     }
   }
-  state.counters["ns_per_request"] =
-      benchmark::Counter(static_cast<double>(state.iterations() * kBlock * state.range(0)) * 1e-9,
-                         benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+  state.SetItemsProcessed(state.iterations() * kBlock * state.range(0));  // requests x steps
 }
 BENCHMARK(BM_FreeListAndVectors)
     ->ArgsProduct({{256}, {1, 7, 25, 47}})

@@ -570,6 +570,47 @@ void ManagerState::check_hit(const Request& request, const PrefixHit& hit) const
   }
 }
 
+/// Blocks that the tables of a running request lack, which takes over nothing; sets `lengths`.
+/// None where more has to be done than to append blocks.
+std::optional<int64_t> ManagerState::blocks_to_append(const Request& request, int64_t num_computed,
+                                                      int64_t num_slots) {
+  if (!layout.follows_tokens) return std::nullopt;
+  lengths.resize(layout.tables.size());
+  int64_t missing = 0;
+  for (size_t t = 0; t < layout.tables.size(); ++t) {
+    const TableShape& shape = layout.tables[t];
+    const int64_t length = request.tables[t].length;
+    if (num_computed > length * shape.block_size) return std::nullopt;
+    lengths[t] = std::max(length, checked::cdiv(num_slots, shape.block_size));
+    missing += (lengths[t] - length) * shape.num_columns;
+  }
+  return missing;
+}
+
+void ManagerState::append_blocks(Request& request, int64_t num_blocks) {
+  if (num_blocks == 0 && new_blocks.ids.empty()) return;
+  new_blocks.clear();
+  if (num_blocks == 0) return;
+  // In the order in which the groups take theirs.
+  new_blocks.ids.resize(static_cast<size_t>(num_blocks));
+  pool->get_new_blocks(new_blocks.ids);
+  size_t next = 0;
+  for (size_t g = 0; g < layout.groups.size(); ++g) {
+    const GroupPolicy& group = layout.groups[g];
+    BlockTables& table = request.tables[group.table];
+    const size_t num_columns = layout.tables[group.table].num_columns;
+    const auto end = static_cast<size_t>(lengths[group.table]);
+    table.ids.resize(end * num_columns, kNullBlock);
+    for (auto i = static_cast<size_t>(table.length); i < end; ++i) {
+      const BlockId block = new_blocks.ids[next++];
+      table.ids[i * num_columns + group.column] = block;
+      if (group.records_new) new_block_ids[g].push_back(block);
+    }
+    new_blocks.begins[g + 1] = next;
+  }
+  for (size_t t = 0; t < lengths.size(); ++t) request.tables[t].length = lengths[t];
+}
+
 int64_t ManagerState::blocks_needed(Request& request, const CacheManager::Demand& demand,
                                     const PrefixHit* hit) {
   Demand adjusted = demand;
@@ -623,7 +664,10 @@ StepResult::Stop ManagerState::allocate(RequestHandle handle, const RequestToken
   demand.num_tokens_main_model = sizes.num_main;
   demand.total_computed_tokens = sizes.num_total();
   demand.apply_admission_cap = false;
-  const int64_t needed = blocks_needed(request, demand, hit);
+  const bool adopts = (hit != nullptr && !hit->empty()) || sizes.num_external > 0;
+  const std::optional<int64_t> appended =
+      adopts ? std::nullopt : blocks_to_append(request, sizes.num_total(), sizes.num_slots);
+  const int64_t needed = appended ? *appended : blocks_needed(request, demand, hit);
   if (needed + headroom > pool->num_free_blocks() - a.reserved_blocks) {
     return Stop::kNoBlocks;
   }
@@ -631,7 +675,11 @@ StepResult::Stop ManagerState::allocate(RequestHandle handle, const RequestToken
   const bool commits = layout.enable_caching && !a.delay_cache_blocks;
   const int64_t num_cached = commits ? std::min(sizes.num_main, tokens.num_tokens) : 0;
   if (commits) check_states(request, num_cached);
-  if (!Grower(*this, handle, request, hit, sizes, a.skip_zeroing_groups).run(most_new_blocks)) {
+  if (appended) {
+    if (needed > most_new_blocks) return Stop::kNoRoom;
+    append_blocks(request, needed);
+  } else if (!Grower(*this, handle, request, hit, sizes, a.skip_zeroing_groups)
+                  .run(most_new_blocks)) {
     return Stop::kNoRoom;
   }
   if (commits) commit(handle, request, num_cached);
@@ -806,8 +854,12 @@ class NextNeed {
 int64_t ManagerState::next_need(Request& request, int64_t num_processed,
                                 int64_t num_cached_tokens) {
   int64_t next = kNever;
-  for (size_t g = 0; g < layout.groups.size(); ++g) {
-    next = std::min(next, NextNeed(*this, request, g, num_processed, num_cached_tokens).find());
+  for (const std::vector<size_t>& alike : layout.alike) {
+    // The one with the fewest cached blocks is the first to have one to cache.
+    const size_t group = *std::min_element(alike.begin(), alike.end(), [&](size_t a, size_t b) {
+      return request.groups[a].num_cached < request.groups[b].num_cached;
+    });
+    next = std::min(next, NextNeed(*this, request, group, num_processed, num_cached_tokens).find());
   }
   return next;
 }

@@ -212,6 +212,7 @@ int64_t ManagerState::state_boundary(const Request& request, const GroupPolicy& 
 }
 
 void ManagerState::check_states(const Request& request, int64_t num_computed) const {
+  if (layout.num_states == 0) return;
   for (const GroupPolicy& group : layout.groups) {
     if (!group.mamba_align) continue;
     const int64_t boundary =
@@ -241,8 +242,13 @@ void ManagerState::check_commit(Request& request, int64_t num_computed) {
 
 void ManagerState::commit(RequestHandle handle, Request& request, int64_t num_computed) {
   for (size_t g = 0; g < layout.groups.size(); ++g) {
-    GroupCommit(*this, handle, request, g)
-        .run(layout.cacheable_tokens(layout.groups[g], num_computed));
+    const GroupPolicy& group = layout.groups[g];
+    const int64_t num_tokens = layout.cacheable_tokens(group, num_computed);
+    // Boundaries inside a block aside, there is nothing to do until the next block is full.
+    const bool only_full_blocks = group.block_size == layout.hash_block_size && !group.mamba_align;
+    const int64_t next = std::max(request.groups[g].num_cached, 0) + 1;
+    if (only_full_blocks && num_tokens < next * group.block_size) continue;
+    GroupCommit(*this, handle, request, g).run(num_tokens);
   }
 }
 

@@ -119,6 +119,7 @@ ManagerLayout::ManagerLayout(const CacheManagerOptions& options)
   set_sizes(options);
   set_lookups(options);
   set_tables();
+  set_alike();
   check(options);
 }
 
@@ -291,7 +292,7 @@ void ManagerLayout::set_tables() {
     GroupPolicy& group = groups[i];
     const auto like = std::find_if(
         groups.begin(), groups.begin() + static_cast<ptrdiff_t>(i), [&](const GroupPolicy& other) {
-          return follows_tokens(group.kind) && follows_tokens(other.kind) &&
+          return detail::follows_tokens(group.kind) && detail::follows_tokens(other.kind) &&
                  other.block_size == group.block_size;
         });
     if (like == groups.begin() + static_cast<ptrdiff_t>(i)) {
@@ -301,6 +302,27 @@ void ManagerLayout::set_tables() {
       group.table = like->table;
     }
     group.column = tables[group.table].num_columns++;
+  }
+}
+
+void ManagerLayout::set_alike() {
+  follows_tokens = std::all_of(groups.begin(), groups.end(), [](const GroupPolicy& group) {
+    return detail::follows_tokens(group.kind);
+  });
+  const auto are_alike = [](const GroupPolicy& a, const GroupPolicy& b) {
+    return a.kind == b.kind && detail::follows_tokens(a.kind) && a.block_size == b.block_size &&
+           a.skip_bias == b.skip_bias && a.skip_unit == b.skip_unit && a.window == b.window &&
+           a.prefix_cacheable == b.prefix_cacheable && a.use_eagle == b.use_eagle;
+  };
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const auto like = std::find_if(alike.begin(), alike.end(), [&](const std::vector<size_t>& set) {
+      return are_alike(groups[set[0]], groups[i]);
+    });
+    if (like == alike.end()) {
+      alike.push_back({i});
+    } else {
+      like->push_back(i);
+    }
   }
 }
 

@@ -96,7 +96,10 @@ struct ManagerLayout {
   bool drops_eagle_checkpoint = false;  // states follow EAGLE's replay boundary
   bool shared_prefix_checkpoint = false;
   bool has_mamba = false;
-  uint32_t num_states = 0;  // aligned Mamba groups
+  uint32_t num_states = 0;      // aligned Mamba groups
+  bool follows_tokens = false;  // every group has one block for each block of tokens
+  /// Groups that differ in nothing but their blocks need something at the same time.
+  std::vector<std::vector<size_t>> alike;
   bool needs_zeroing = false;
   int64_t num_reprefillable_tokens = 0;
   int64_t num_hash_lookahead_tokens = 0;
@@ -123,6 +126,7 @@ struct ManagerLayout {
   void set_groups(const CacheManagerOptions& options);
   void set_lookups(const CacheManagerOptions& options);
   void set_tables();
+  void set_alike();
   void check(const CacheManagerOptions& options) const;
   int64_t align_cacheable(int64_t num_tokens) const {
     return partial_hits ? num_tokens : floor_to(num_tokens, scheduler_block_size);

@@ -150,6 +150,10 @@ struct ManagerState : OperationState {
   /// Lists the new blocks of the last allocation; returns how many.
   size_t append(int32_t row, RequestHandle handle, std::span<AppendedBlock> out);
   int64_t blocks_needed(Request& request, const CacheManager::Demand& demand, const PrefixHit* hit);
+  std::optional<int64_t> blocks_to_append(const Request& request, int64_t num_computed,
+                                          int64_t num_slots);
+  /// Takes the blocks that a request lacks which takes over nothing: `lengths` has the tables'.
+  void append_blocks(Request& request, int64_t num_blocks);
   /// The fewest tokens with which an allocation has something to do again.
   int64_t next_need(Request& request, int64_t num_processed, int64_t num_cached_tokens);
   /// Throws for a hit that is not one of this manager's, or that the request cannot take over.

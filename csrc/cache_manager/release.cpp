@@ -58,6 +58,18 @@ class Remover {
 
 }  // namespace
 
+namespace {
+
+/// Whether the last of the first `count` blocks is still there: those before it go with it.
+bool has_block_before(Request& request, const ManagerLayout& layout, const GroupPolicy& group,
+                      int64_t count) {
+  Column blocks(request, layout, group);
+  const int64_t last = std::min(count, blocks.size()) - 1;
+  return last >= 0 && blocks[last] != kNullBlock;
+}
+
+}  // namespace
+
 void ManagerState::remove_skipped(Request& request, int64_t num_processed,
                                   std::optional<int64_t> num_prompt_tokens) {
   for (const GroupPolicy& group : layout.groups) {
@@ -72,7 +84,7 @@ void ManagerState::remove_skipped(Request& request, int64_t num_processed,
     if (group.mamba_align) {
       Remover(*this, request, group)
           .remove_states(request.states[group.state], num_skipped, num_processed);
-    } else if (num_skipped > 0) {
+    } else if (num_skipped > 0 && has_block_before(request, layout, group, num_skipped)) {
       Remover(*this, request, group).remove(0, num_skipped);
     }
   }
