@@ -229,9 +229,14 @@ void ManagerState::check_commit(Request& request, int64_t num_computed) {
   for (size_t g = 0; g < layout.groups.size(); ++g) {
     const GroupPolicy& group = layout.groups[g];
     if (!group.prefix_cacheable) continue;
+    const int64_t held = column(request, group).size();
+    if (group.mamba_align && request.states[group.state].checkpoint_block >= held) {
+      throw InvalidArgument("commit: the last allocation did not fit, so block " +
+                            std::to_string(request.states[group.state].checkpoint_block) +
+                            " of group " + std::to_string(g) + " with its state is not there");
+    }
     const int64_t full =
         num_full_blocks(request, group, layout.cacheable_tokens(group, num_computed));
-    const int64_t held = column(request, group).size();
     if (full <= held || full <= request.groups[g].num_cached) continue;
     throw InvalidArgument("commit: " + std::to_string(num_computed) + " tokens fill " +
                           std::to_string(full) + " blocks of group " + std::to_string(g) +

@@ -371,8 +371,10 @@ class Pair:
 
     def commit(self, request, num_tokens):
         handle = self.hash(request)
-        self.vllm.cache_blocks(request, num_tokens)
-        self.native.commit(handle, num_tokens, **self.tokens(request))
+        both(
+            lambda: self.vllm.cache_blocks(request, num_tokens),
+            lambda: self.native.commit(handle, num_tokens, **self.tokens(request)),
+        )
         self.seen["commit"] += 1
 
     def free(self, request, deferred=False):
