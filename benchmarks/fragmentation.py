@@ -49,7 +49,7 @@ MAX_RUNNING = 4096
 SEED = 9
 LARGE_BLOCKS = (400, 700, 1400, 2800)
 NARROW = 2800  # large blocks at least: the widest kind is not cut then
-OWN_FIRST_ABOVE = 1 / 64  # what the pool does by default
+OWN_FIRST_ABOVE = 1 / 16  # what the pool does by default
 SHARES = {"1 (by age)": 1, "1/16": 1 / 16, "1/64": 1 / 64, "1/256": 1 / 256, "0": 0}
 
 

@@ -80,9 +80,11 @@ __all__: list[str] = [
     "compute_layout_strides",
     "cpu_block_ops",
     "create_kv_cache_group_specs",
+    "dtype_size",
     "ensure_min_page_size",
     "estimate_max_model_len",
     "estimate_max_model_len_from_groups",
+    "field_table",
     "frontier",
     "get_global_kv_cache_groups",
     "get_kv_cache_bytes_per_block",
@@ -891,7 +893,12 @@ class Plan:
     @property
     def usable_capacity_tokens(self) -> int:
         """
-        The same without the null block.
+        Tokens of usable_concurrency requests.
+        """
+    @property
+    def usable_concurrency(self) -> float:
+        """
+        The same without the null block: what runs at once.
         """
     @property
     def warnings(self) -> list:
@@ -1045,9 +1052,14 @@ class BlockPoolEvent:
     def __reduce__(self) -> tuple: ...
     def __repr__(self) -> str: ...
     @property
+    def block_ids(self) -> list[int]:
+        """
+        The block of each hash.
+        """
+    @property
     def block_size(self) -> int:
         """
-        Tokens per hash; 0 unless stored.
+        Tokens per hash; of a removed one, as its group's were stored last.
         """
     @property
     def group_id(self) -> int: ...
@@ -1059,12 +1071,27 @@ class BlockPoolEvent:
     @property
     def kind(self) -> str:
         """
-        'stored', 'removed' or 'cleared'.
+        'stored', 'removed', 'cleared' or 'lost'.
+        """
+    @property
+    def num_lost(self) -> int:
+        """
+        Events dropped here, since nobody had taken them ('lost').
         """
     @property
     def parent_hash(self) -> typing.Any:
         """
         Hash before the first of `hashes`.
+        """
+    @property
+    def positions(self) -> list[int]:
+        """
+        Of each stored hash, in units of block_size from the request's start.
+        """
+    @property
+    def still_cached(self) -> bool:
+        """
+        Whether the removed hash leads to another block now.
         """
 
 class BlockPool:
@@ -1080,9 +1107,15 @@ class BlockPool:
     num_blocks: blocks of the pool, the null block included.
     enable_caching: off, freed blocks are reused last in, first out, hashed or not.
     enable_events: queue changes of the prefix cache for take_events().
+    max_events: events that wait at most; one more drops them all for one 'lost' event.
     """
     def __init__(
-        self, num_blocks: int, *, enable_caching: bool = True, enable_events: bool = False
+        self,
+        num_blocks: int,
+        *,
+        enable_caching: bool = True,
+        enable_events: bool = False,
+        max_events: int = 100000,
     ) -> None: ...
     def __len__(self) -> int: ...
     def __reduce__(self) -> tuple: ...
@@ -1494,9 +1527,11 @@ class SlicedBlockPool:
     slices: slices of a large block, for each group.
     enable_caching: off, a block that nobody holds any more loses its hash.
     enable_events: queue changes of the prefix cache for take_events().
-    own_first_above: share of the pool, 0 to 1. A group with more bytes than that free in its partly
-    used large blocks reuses what is cached there before it takes another large block. The smaller,
-    the fuller the pool gets; the larger, the longer the prefix cache remembers.
+    max_events: events that wait at most; one more drops them all for one 'lost' event.
+    own_first_above: share of the pool, 0 to 1. When no large block is empty, a group with more bytes
+    than that free in its partly used large blocks reuses what is cached there before it empties
+    another large block. The smaller, the fuller the pool gets; the larger, the longer the prefix
+    cache remembers.
     """
     def __init__(
         self,
@@ -1505,7 +1540,8 @@ class SlicedBlockPool:
         *,
         enable_caching: bool = True,
         enable_events: bool = False,
-        own_first_above: float = 0.015625,
+        max_events: int = 100000,
+        own_first_above: float = 0.0625,
     ) -> None: ...
     def __len__(self) -> int: ...
     def __reduce__(self) -> tuple: ...
@@ -1689,6 +1725,12 @@ class SlicedBlockPool:
         """
     @property
     def num_cached_hashes(self) -> int: ...
+    @property
+    def num_empty_large_blocks(self) -> int:
+        """
+        Large blocks that hold nothing. While there are some, nothing cached
+        is evicted for new blocks.
+        """
     @property
     def num_free_large_blocks(self) -> int:
         """
@@ -2175,6 +2217,11 @@ def cpu_block_ops() -> BlockOps: ...
 def create_kv_cache_group_specs(
     kv_cache_spec: dict, grouped_layer_names: collections.abc.Iterable
 ) -> list: ...
+def dtype_size(name: str) -> int:
+    """
+    Bytes of one element of a dtype by torch's name, with or without 'torch.'.
+    """
+
 def ensure_min_page_size(groups: list, common_page: int, hidden_specs: dict) -> tuple: ...
 def estimate_max_model_len(
     vllm_config: typing.Any, kv_cache_spec: dict, available_memory: int
@@ -2185,6 +2232,12 @@ def estimate_max_model_len_from_groups(
     available_memory: int,
     bytes_per_block: int | None = None,
 ) -> int: ...
+def field_table() -> dict:
+    """
+    The fields of PlanningConfig and of every spec class, in order, as dicts: name, type, optional
+    (None is a value), required, least and most of its numbers, their unit, and for a choice its names.
+    """
+
 def frontier(config: typing.Any, kv_cache_specs: collections.abc.Iterable) -> Frontier: ...
 def get_global_kv_cache_groups(
     vllm_config: typing.Any, kv_cache_specs: collections.abc.Iterable

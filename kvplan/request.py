@@ -5,8 +5,9 @@ which spec each of its layers has. `docs/request.md` describes the format, versi
 `docs/request.schema.json` is its JSON schema. Reading one needs neither torch nor vLLM.
 """
 
+import functools
+import operator
 import os
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
@@ -15,6 +16,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 import kvplan
+from kvplan import _core
 from kvplan import specs as native
 
 VERSION = 1
@@ -44,48 +46,6 @@ class MultipleOf(Struct, frozen=True, forbid_unknown_fields=True):
     """Whole kernel blocks of up to `multiple_of` tokens."""
 
     multiple_of: Positive
-
-
-KernelBlockSizes = Annotated[tuple[Positive | MultipleOf, ...], Meta(max_length=64)]
-
-
-class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keywords of `kvplan.PlanningConfig`; what is absent has its default there."""
-
-    max_model_len: Positive
-    auto_fit: bool | UnsetType = UNSET
-    max_in_flight_tokens: Count | UnsetType = UNSET
-    max_concurrent_batches: Positive | UnsetType = UNSET
-    kv_cache_layout: Literal["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"] | UnsetType = (
-        UNSET
-    )
-    tensor_parallel_size: Positive | UnsetType = UNSET
-    pipeline_parallel_size: Positive | UnsetType = UNSET
-    decode_context_parallel_size: Positive | UnsetType = UNSET
-    num_gpu_blocks_override: Count | UnsetType | None = UNSET
-    mamba_cache_mode: Literal["none", "align", "all"] | UnsetType = UNSET
-    disable_hybrid_kv_cache_manager: bool | UnsetType = UNSET
-    max_num_encoder_input_tokens: Count | UnsetType = UNSET
-    encoder_tokens_per_request: Count | UnsetType | None = UNSET
-    num_prefill_lookahead_tokens: Count | UnsetType = UNSET
-    block_size: Positive | UnsetType = UNSET
-    enable_prefix_caching: bool | UnsetType = UNSET
-    has_kv_connector: bool | UnsetType = UNSET
-    prefix_match_unit: Positive | UnsetType | None = UNSET
-    prefix_cache_retention_interval: Count | UnsetType | None = UNSET
-    device_type: Name | UnsetType = UNSET
-    speculative_method: Name | UnsetType | None = UNSET
-    use_eagle: bool | UnsetType = UNSET
-    use_eagle_block_drop: bool | UnsetType = UNSET
-    draft_rule: Literal["auto", "is_draft", "marker"] | UnsetType = UNSET
-    place_foreign_layers: bool | UnsetType = UNSET
-    model_type: Name | UnsetType | None = UNSET
-    grouping: Literal["vllm", "compact", "sliced"] | UnsetType = UNSET
-    max_groups: Positive | UnsetType | None = UNSET
-    reference_model_len: Positive | UnsetType | None = UNSET
-    min_large_blocks: Positive | UnsetType = UNSET
-    attention_kernel_block_sizes: KernelBlockSizes | UnsetType = UNSET
-    mla_kernel_block_sizes: KernelBlockSizes | UnsetType = UNSET
 
 
 class SubclassPage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,122 +81,6 @@ class Spec(
     subclass: Subclass | UnsetType = UNSET
 
 
-class AttentionSpec(Spec, frozen=True, kw_only=True):
-    """Fields of every attention cache; never written itself."""
-
-    num_kv_heads: Positive
-    head_size: Positive
-    dtype: Name
-    max_tp_shards: Positive | UnsetType | None = UNSET
-    head_size_v: Count | UnsetType = UNSET
-    kv_quant_mode: Annotated[int, Meta(ge=0, le=255)] | UnsetType = UNSET
-    page_size_padded: Positive | UnsetType | None = UNSET
-    num_head_slots: Positive | UnsetType | None = UNSET
-    state_content_bytes: Positive | UnsetType | None = UNSET
-    tokens_per_state: Positive | Fraction | UnsetType = UNSET
-
-
-class FullAttentionSpec(AttentionSpec, frozen=True, kw_only=True):
-    """Attention over the whole context."""
-
-    sliding_window: Positive | UnsetType | None = UNSET
-    attention_chunk_size: Positive | UnsetType | None = UNSET
-    non_causal: bool | UnsetType = UNSET
-
-
-class MLAAttentionSpec(FullAttentionSpec, frozen=True, kw_only=True):
-    """Multi-head latent attention: one latent vector per state."""
-
-    cache_dtype_str: Name | UnsetType | None = UNSET
-    topk_buffer_width: Count | UnsetType | None = UNSET
-    alignment: Positive | UnsetType | None = UNSET
-    model_version: Name | UnsetType | None = UNSET
-    cache_role: Literal["sparse", "indexer"] | UnsetType = UNSET
-    is_index_group_leader: bool | UnsetType = UNSET
-    non_causal_multi_token_decode: bool | UnsetType = UNSET
-
-
-class HiddenStateCacheSpec(MLAAttentionSpec, frozen=True, kw_only=True):
-    """Hidden states that a connector reads out."""
-
-
-class RSWASpec(FullAttentionSpec, frozen=True, kw_only=True):
-    """Reference sliding window attention: the prompt stays, generated tokens slide."""
-
-    rswa_window: Positive
-
-
-class SinkFullAttentionSpec(FullAttentionSpec, frozen=True, kw_only=True):
-    """Full attention with sink tokens."""
-
-    sink_len: Count | UnsetType | None = UNSET
-
-
-class ChunkedLocalAttentionSpec(AttentionSpec, frozen=True, kw_only=True):
-    """Attention within chunks of the context."""
-
-    attention_chunk_size: Positive
-
-
-class SlidingWindowSpec(AttentionSpec, frozen=True, kw_only=True):
-    """Attention over the last `sliding_window` tokens."""
-
-    sliding_window: Positive
-    extra_retained_tokens: Count | UnsetType = UNSET
-
-
-class SlidingWindowMLASpec(SlidingWindowSpec, frozen=True, kw_only=True):
-    """A sliding window in the MLA cache format."""
-
-    cache_dtype_str: Name | UnsetType | None = UNSET
-    alignment: Positive | UnsetType | None = UNSET
-    model_version: Name | UnsetType | None = UNSET
-    bounded_replay: bool | UnsetType = UNSET
-
-
-class CircularBufferSpec(AttentionSpec, frozen=True, kw_only=True):
-    """One block per request."""
-
-
-class EncoderOnlyAttentionSpec(AttentionSpec, frozen=True, kw_only=True):
-    """Attention without a cache; planning refuses it."""
-
-
-class CrossAttentionSpec(AttentionSpec, frozen=True, kw_only=True):
-    """Encoder states of an encoder-decoder model."""
-
-
-class MambaSpec(Spec, frozen=True, kw_only=True):
-    """The recurrent state of a Mamba, linear-attention or short-convolution layer."""
-
-    shapes: Annotated[
-        tuple[Annotated[tuple[Count, ...], Meta(max_length=16)], ...], Meta(max_length=64)
-    ]
-    dtypes: Annotated[tuple[Name, ...], Meta(max_length=64)]
-    page_size_padded: Positive | UnsetType | None = UNSET
-    mamba_type: Name | UnsetType = UNSET
-    mamba_cache_mode: Name | UnsetType = UNSET
-    num_speculative_blocks: Count | UnsetType = UNSET
-    num_prefill_checkpoint_blocks: Count | UnsetType = UNSET
-    prefill_checkpoint_alignment: Positive | UnsetType | None = UNSET
-    num_heads: Positive | UnsetType = UNSET
-    tokens_per_state: Annotated[int, Meta(ge=-1, le=INT64_MAX)] | Fraction | UnsetType = UNSET
-    tp_replicated: bool | UnsetType = UNSET
-
-
-class HiSparseHotSpec(Spec, frozen=True, kw_only=True):
-    """A fixed number of pages per request."""
-
-    page_size: Positive
-    blocks_per_request: Count
-
-
-class HiSparseResidentSpec(Spec, frozen=True, kw_only=True):
-    """Pages for the tokens in flight."""
-
-    page_size: Positive
-
-
 class CustomDemand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many pages one request holds, for a plugin's own spec class."""
 
@@ -245,33 +89,70 @@ class CustomDemand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     extra_pages: Count | UnsetType = UNSET
 
 
-class CustomSpec(Spec, frozen=True, kw_only=True):
-    """A plugin's own spec class, reduced to numbers."""
+_TYPES: dict[str, Any] = {
+    "bool": bool,
+    "str": Name,
+    "dtype": Name,
+    "dtypes": Annotated[tuple[Name, ...], Meta(max_length=64)],
+    "block_stride_alignment": Positive | MultipleOf | None,
+    "kernel_block_sizes": Annotated[tuple[Positive | MultipleOf, ...], Meta(max_length=64)],
+    "demand": CustomDemand,
+}
 
-    page_size: Positive
-    custom_class: Name
-    uniform_type_base: Text | UnsetType = UNSET
-    page_scales_with_block_size: bool | UnsetType = UNSET
-    demand: CustomDemand | UnsetType = UNSET
+
+def _type_of(field: dict[str, Any]) -> Any:
+    """The JSON of a row of the native field table."""
+    number = Annotated[int, Meta(ge=field["least"], le=field["most"])]
+    if field["type"] == "int":
+        kind: Any = number
+    elif field["type"] == "tokens_per_state":
+        kind = number | Fraction
+    elif field["type"] == "shapes":
+        shape = Annotated[tuple[number, ...], Meta(max_length=16)]
+        kind = Annotated[tuple[shape, ...], Meta(max_length=64)]
+    elif field["type"] == "choice":
+        kind = Literal[tuple(field["choices"])]
+    else:
+        kind = _TYPES[field["type"]]
+    if field["name"] == "uniform_type_base":  # the one name that may be empty
+        kind = Text
+    # `model_type` is the one name that is null where there is none.
+    return kind | None if field["optional"] or field["name"] == "model_type" else kind
 
 
-AnySpec = (
-    FullAttentionSpec
-    | MLAAttentionSpec
-    | HiddenStateCacheSpec
-    | RSWASpec
-    | SinkFullAttentionSpec
-    | ChunkedLocalAttentionSpec
-    | SlidingWindowSpec
-    | SlidingWindowMLASpec
-    | CircularBufferSpec
-    | EncoderOnlyAttentionSpec
-    | CrossAttentionSpec
-    | MambaSpec
-    | HiSparseHotSpec
-    | HiSparseResidentSpec
-    | CustomSpec
+def _struct(name: str, base: type[Struct], doc: str, **options: Any) -> Any:
+    """A class with the fields that the native table lists under this name."""
+    fields = [
+        (field["name"], _type_of(field))
+        if field["required"]
+        else (field["name"], _type_of(field) | UnsetType, UNSET)
+        for field in _core.field_table()[name]
+        if field["name"] not in base.__struct_fields__
+    ]
+    return msgspec.defstruct(
+        name,
+        fields,
+        bases=(base,),
+        module=__name__,
+        namespace={"__doc__": doc},
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+        **options,
+    )
+
+
+Config = _struct(
+    "PlanningConfig",
+    Struct,
+    "The keywords of `kvplan.PlanningConfig`; what is absent has its default there.",
 )
+_SPECS = {
+    name: _struct(name, Spec, (getattr(native, name).__doc__ or name).partition("\n")[0], tag=name)
+    for name in _core.field_table()
+    if name != "PlanningConfig"
+}
+AnySpec: Any = functools.reduce(operator.or_, _SPECS.values())
 
 
 class Worker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -286,7 +167,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request file, version 1. Made by `loads`, `load` or `from_objects`, which check it."""
 
     kvplan_request: Literal[1]
-    config: Config
+    config: Config  # type: ignore[valid-type]
     specs: Annotated[tuple[AnySpec, ...], Meta(max_length=MAX_SPECS)]
     workers: Annotated[tuple[Worker, ...], Meta(min_length=1, max_length=MAX_WORKERS)]
     model: Text | UnsetType | None = UNSET
@@ -378,7 +259,7 @@ def _explain(error: str) -> str:
     if place == "$.kvplan_request":
         message = f"this kvplan reads version {VERSION} of the request file"
     elif place.endswith(".kind"):
-        kinds = sorted(kind.__name__ for kind in typing.get_args(AnySpec))
+        kinds = sorted(_SPECS)
         message = f"{message}; known kinds are {', '.join(kinds)}"
     return f"{place}: {message}"
 

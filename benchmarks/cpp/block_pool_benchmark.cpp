@@ -143,6 +143,20 @@ BENCHMARK_CAPTURE(find, hit, true);
 BENCHMARK_CAPTURE(find, miss, false);
 
 /// The same 1,000 entries of a full pool again and again: a popular prefix.
+/// Hashes of so many bytes, all of them in the processor's cache, so that nothing but the work on
+/// the key is measured.
+void find_of_size(benchmark::State& state) {
+  std::vector<std::string> hashes = make_hashes(1000, 1);
+  for (std::string& hash : hashes) hash.resize(static_cast<size_t>(state.range(0)));
+  const BlockPool pool = full_cache(views(hashes));
+  size_t at = 0;
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(pool.find(hashes[at], kGroup));
+    at = (at + 1) % hashes.size();
+  }
+}
+BENCHMARK(find_of_size)->Arg(32)->Arg(8)->Arg(16)->Arg(20)->Arg(28);
+
 void find_hot(benchmark::State& state) {
   const std::vector<std::string> hashes = make_hashes(kNumBlocks - 1, 1);
   const BlockPool pool = full_cache(views(hashes));

@@ -11,6 +11,7 @@ void bind_block_pool(pybind11::module_& m);
 void bind_cache_manager(pybind11::module_& m);
 void bind_check(pybind11::module_& m);
 void bind_errors(pybind11::module_& m);
+void bind_field_table(pybind11::module_& m);
 void bind_frontier(pybind11::module_& m);
 void bind_plan(pybind11::module_& m);
 void bind_planning(pybind11::module_& m);

@@ -1,6 +1,7 @@
 #include "kvplan/block_pool.h"
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <memory>
 #include <string>
@@ -31,8 +32,15 @@ void BlockPoolState::check_ids(std::span<const BlockId> ids, const char* operati
 }
 
 void BlockPoolState::notify_reuse(uint32_t block) {
-  const BlockPool::ReuseCallback on_reuse = watchers.take(block);
-  if (on_reuse) on_reuse(static_cast<BlockId>(block));
+  std::exception_ptr first;
+  for (const BlockPool::ReuseCallback& on_reuse : watchers.take(block)) {
+    try {
+      on_reuse(static_cast<BlockId>(block));
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
 }
 
 namespace {
@@ -214,7 +222,7 @@ void BlockPool::unpin_blocks(std::span<const BlockId> blocks, ReuseCallback on_r
   });
   s.free_list.push_back(chain);
   s.num_free += num_released;
-  for (const BlockId block : blocks) s.watchers.set(static_cast<uint32_t>(block), on_reuse);
+  for (const BlockId block : blocks) s.watchers.add(static_cast<uint32_t>(block), on_reuse);
   check.done(*this);
 }
 

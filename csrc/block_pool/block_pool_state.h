@@ -16,7 +16,7 @@ struct BlockMemory {
   ZeroedArray<BlockRecord> record_memory;
 };
 
-struct BlockPoolState : BlockMemory, PrefixKeys, OperationState {
+struct BlockPoolState final : BlockMemory, PrefixKeys, OperationState {
   BlockPoolState(uint32_t num_blocks_, BlockPoolOptions options_)
       : BlockMemory(num_blocks_),
         PrefixKeys(record_memory.data(), num_blocks_, options_),
@@ -33,11 +33,15 @@ struct BlockPoolState : BlockMemory, PrefixKeys, OperationState {
 
   ReuseWatchers<BlockPool::ReuseCallback> watchers;
 
+  BlockId block_id(uint16_t, uint32_t record) const override {
+    return static_cast<BlockId>(record);
+  }
   bool is_valid(BlockId id) const { return static_cast<uint32_t>(id) < num_blocks; }
   /// Throws `BlockPoolError` for an id that is not in the pool.
   uint32_t checked_id(BlockId id, const char* operation) const;
   void check_ids(std::span<const BlockId> ids, const char* operation) const;
 
+  /// Calls all callbacks of the block, then passes on what the first failing one threw.
   void notify_reuse(uint32_t block);
 };
 

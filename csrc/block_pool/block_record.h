@@ -19,8 +19,17 @@ struct CachedKey {
   uint8_t flags = 0;      // of the block, in a BlockRecord (kept here for the sake of its size)
   std::array<char, kMaxBlockHashBytes> hash{};  // zero-padded, so that all bytes can be compared
 
+  // Written and read by words alone: a load that spans several stores waits for them.
+  uint64_t word(size_t i) const {
+    uint64_t value;
+    std::memcpy(&value, hash.data() + 8 * i, 8);
+    return value;
+  }
+  void set_word(size_t i, uint64_t value) { std::memcpy(hash.data() + 8 * i, &value, 8); }
+
   bool same_as(const CachedKey& other) const {
-    return std::memcmp(hash.data(), other.hash.data(), kMaxBlockHashBytes) == 0 &&
+    return ((word(0) ^ other.word(0)) | (word(1) ^ other.word(1)) | (word(2) ^ other.word(2)) |
+            (word(3) ^ other.word(3))) == 0 &&
            group == other.group && hash_size == other.hash_size;
   }
   std::string_view view() const { return {hash.data(), hash_size}; }
@@ -34,7 +43,7 @@ struct alignas(64) BlockRecord {
   static constexpr uint8_t kDetached = 1;      // without a holder, yet not in the free list
   static constexpr uint8_t kHasSecondary = 2;  // there are keys besides `key`
   static constexpr uint8_t kInUse = 4;         // of a slice: not in a list of free slices
-  static constexpr uint8_t kCounted = 8;       // of a slice: seen by the admission in progress
+  static constexpr uint8_t kCounted = 8;       // seen by the operation in progress
   static constexpr uint8_t kWatched = 16;      // of a slice: `unpin_blocks` has released it
 
   uint32_t next_link;

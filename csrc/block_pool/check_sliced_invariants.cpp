@@ -149,6 +149,7 @@ void SlicedBlockPool::check_invariants() const {
   });
   require(num_returned + s.num_large - s.first_unused == num_reserve,
           "a large block is neither owned nor in the reserve", 0);
+  require(num_reserve == s.num_reserve, "the count of the reserve is wrong", 0);
   require(num_reserve + num_whole == s.num_free_large, "the count of free large blocks is wrong",
           0);
 

@@ -24,7 +24,7 @@ BlockPool::CachedHash to_cached_hash(const CachedKey& key) {
 }  // namespace detail
 
 std::optional<BlockId> BlockPool::find(std::string_view hash, PoolGroupId group_id) const {
-  const uint32_t block = state_->find_block(detail::lookup_key(hash, group_id));
+  const uint32_t block = state_->find_block(state_->lookup_key(hash, group_id));
   return block == 0 ? std::nullopt : std::optional(static_cast<BlockId>(block));
 }
 
@@ -32,7 +32,7 @@ bool BlockPool::find_in_groups(std::string_view hash, std::span<const PoolGroupI
                                std::span<BlockId> out) const {
   detail::check_room_for_groups(group_ids.size(), out.size());
   for (size_t i = 0; i < group_ids.size(); ++i) {
-    const uint32_t block = state_->find_block(detail::lookup_key(hash, group_ids[i]));
+    const uint32_t block = state_->find_block(state_->lookup_key(hash, group_ids[i]));
     if (block == 0) return false;
     out[i] = static_cast<BlockId>(block);
   }
@@ -72,7 +72,7 @@ void BlockPool::insert_hash(BlockId block, std::string_view hash, PoolGroupId gr
   if (id == 0) throw BlockPoolError("insert_hash: the null block is never cached");
   const int32_t tokens =
       num_tokens ? detail::checked_tokens(*num_tokens) : BlockRecord::kUnknownTokens;
-  s.insert_key(id, detail::lookup_key(hash, group_id), tokens);
+  s.insert_key(id, s.lookup_key(hash, group_id), tokens);
   check.done(*this);
 }
 
@@ -170,7 +170,7 @@ std::vector<BlockPool::CachedHash> BlockPool::secondary_hashes(BlockId block) co
 
 bool BlockPool::has_key(BlockId block, std::string_view hash, PoolGroupId group_id) const {
   return state_->block_has_key(state_->checked_id(block, "has_key"),
-                               detail::lookup_key(hash, group_id).key);
+                               detail::to_key(hash, group_id));
 }
 
 int64_t BlockPool::num_cached_hashes() const noexcept {

@@ -1,8 +1,11 @@
 #include "block_pool/prefix_keys.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <limits>
 #include <optional>
+#include <random>
 #include <string>
 #include <utility>
 
@@ -18,20 +21,65 @@ void check_hash(std::string_view hash) {
   }
 }
 
-LookupKey lookup_key(std::string_view hash, PoolGroupId group_id) {
+HashSeed::HashSeed() {
+  std::random_device random;
+  for (uint64_t& word : words) word = uint64_t{random()} << 32 | random();
+}
+
+namespace {
+
+template <typename T>
+uint64_t load(const char* bytes) {
+  T value;
+  std::memcpy(&value, bytes, sizeof(value));
+  return value;
+}
+
+/// The next up to 8 bytes as the low bytes of a word, with loads of whole words only.
+uint64_t load_word(const char* bytes, size_t size) {
+  if (size >= 8) return load<uint64_t>(bytes);
+  if (size >= 4) {
+    const uint64_t last = load<uint32_t>(bytes + size - 4);
+    return load<uint32_t>(bytes) | last << 8 * (size - 4);
+  }
+  uint64_t word = 0;
+  for (size_t i = 0; i < size; ++i) word |= load<uint8_t>(bytes + i) << 8 * i;
+  return word;
+}
+
+}  // namespace
+
+static_assert(std::endian::native == std::endian::little);
+
+CachedKey to_key(std::string_view hash, PoolGroupId group_id) {
   check_hash(hash);
-  LookupKey result;
-  result.key.group = static_cast<uint16_t>(group_id);
-  result.key.hash_size = static_cast<uint8_t>(hash.size());
-  std::memcpy(result.key.hash.data(), hash.data(), hash.size());
-  result.hash = hash_key(result.key);
-  return result;
+  CachedKey key;
+  key.group = static_cast<uint16_t>(group_id);
+  key.hash_size = static_cast<uint8_t>(hash.size());
+  for (size_t at = 0; at < hash.size(); at += 8) {
+    key.set_word(at / 8, load_word(hash.data() + at, hash.size() - at));
+  }
+  return key;
+}
+
+PrefixKeys::PrefixKeys(BlockRecord* records_, uint32_t num_records_, BlockPoolOptions options)
+    : records(records_),
+      num_records(num_records_),
+      enable_events(options.enable_events),
+      max_events(static_cast<size_t>(options.max_events)),
+      index(options.enable_caching ? num_records_ : 0) {
+  if (options.max_events >= 1) return;
+  throw InvalidArgument("max_events must be positive, got " + std::to_string(options.max_events));
 }
 
 void check_room_for_groups(size_t num_groups, size_t room) {
   if (room >= num_groups) return;
   throw InvalidArgument("find_in_groups: " + std::to_string(num_groups) + " groups, but room for " +
                         std::to_string(room) + " blocks");
+}
+
+void check_parent(std::string_view parent_hash) {
+  if (!parent_hash.empty()) check_hash(parent_hash);
 }
 
 int32_t checked_tokens(int64_t num_tokens) {
@@ -116,15 +164,36 @@ void PrefixKeys::insert_key(uint32_t block, const LookupKey& key, int32_t num_to
 int64_t PrefixKeys::evict(uint32_t block) {
   if (!enable_events) return remove_keys(block, [](const CachedKey&) {});
   return remove_keys(block, [&](const CachedKey& key) {
-    events.push_back({.kind = BlockPoolEvent::Kind::kRemoved,
-                      .group_id = static_cast<PoolGroupId>(key.group),
-                      .hashes = {std::string(key.view())}});
+    push_event({.kind = BlockPoolEvent::Kind::kRemoved,
+                .group_id = static_cast<PoolGroupId>(key.group),
+                .block_size = key.group < block_size_of.size() ? block_size_of[key.group] : 0,
+                .hashes = {std::string(key.view())},
+                .blocks = {block_id(key.group, block)},
+                .still_cached = &key_at(key.next_same) != &key});
   });
 }
 
-std::optional<std::string> parent_of(std::string_view parent_hash) {
-  if (parent_hash.empty()) return std::nullopt;
-  return std::string(parent_hash);
+void PrefixKeys::push_event(BlockPoolEvent event) {
+  if (events.size() >= max_events) {
+    int64_t lost = 0;
+    for (const BlockPoolEvent& e : events) {
+      lost += e.kind == BlockPoolEvent::Kind::kLost ? e.num_lost : 1;
+    }
+    events.clear();
+    events.push_back({.kind = BlockPoolEvent::Kind::kLost, .num_lost = lost});
+  }
+  events.push_back(std::move(event));
+}
+
+BlockPoolEvent PrefixKeys::stored_event(PoolGroupId group_id, int64_t block_size,
+                                        std::string_view parent_hash) {
+  const auto group = static_cast<size_t>(group_id);
+  if (group >= block_size_of.size()) block_size_of.resize(group + 1);
+  block_size_of[group] = block_size;
+  BlockPoolEvent event{
+      .kind = BlockPoolEvent::Kind::kStored, .group_id = group_id, .block_size = block_size};
+  if (!parent_hash.empty()) event.parent_hash = parent_hash;
+  return event;
 }
 
 namespace {
@@ -137,7 +206,7 @@ int64_t tokens_up_to(const FullBlocks& full, size_t i) {
 }  // namespace
 
 void PrefixKeys::check_full(const FullBlocks& full) const {
-  if (full.hashes.size() < full.blocks.size()) {
+  if (full.hashes.size() != full.blocks.size()) {
     throw InvalidArgument("cache_full_blocks: " + std::to_string(full.blocks.size()) +
                           " blocks but " + std::to_string(full.hashes.size()) + " hashes");
   }
@@ -145,19 +214,23 @@ void PrefixKeys::check_full(const FullBlocks& full) const {
     throw InvalidArgument("cache_full_blocks: " + std::to_string(full.blocks.size()) +
                           " blocks but a mask of " + std::to_string(full.mask.size()));
   }
-  const auto num_blocks = static_cast<int64_t>(full.blocks.size());
+  check_parent(full.parent_hash);
   constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
   if (full.first_block < 0 || full.first_block > kMaxTokens || full.block_size < 1 ||
       full.block_size > kMaxTokens || tokens_up_to(full, full.blocks.size()) > kMaxTokens) {
-    throw InvalidArgument("cache_full_blocks: blocks " + std::to_string(full.first_block) + " to " +
-                          std::to_string(full.first_block + num_blocks) + " of " +
-                          std::to_string(full.block_size) +
-                          " tokens are not within the first 2147483647 tokens");
+    throw InvalidArgument("cache_full_blocks: " + std::to_string(full.blocks.size()) +
+                          " blocks of " + std::to_string(full.block_size) + " tokens from block " +
+                          std::to_string(full.first_block) +
+                          " on are not within the first 2147483647 tokens");
   }
 }
 
 void PrefixKeys::check_new_hash(const FullBlocks& full, size_t i, const BlockRecord& record) const {
   check_hash(full.hashes[i]);
+  if ((record.key.flags & BlockRecord::kCounted) != 0) {
+    throw BlockPoolError("cache_full_blocks: block " + std::to_string(full.blocks[i]) +
+                         " comes twice");
+  }
   if (record.has_hash() && (record.num_tokens == BlockRecord::kUnknownTokens ||
                             record.num_tokens >= tokens_up_to(full, i))) {
     throw BlockPoolError("cache_full_blocks: block " + std::to_string(full.blocks[i]) +
@@ -176,20 +249,20 @@ void PrefixKeys::replace_key(const FullBlocks& full, size_t i, uint32_t block) {
 }
 
 void PrefixKeys::push_stored_event(const FullBlocks& full) {
-  BlockPoolEvent event{.kind = BlockPoolEvent::Kind::kStored,
-                       .group_id = full.group_id,
-                       .block_size = full.block_size,
-                       .parent_hash = parent_of(full.parent_hash)};
-  event.hashes.reserve(full.blocks.size());
+  BlockPoolEvent event = stored_event(full.group_id, full.block_size, full.parent_hash);
   for (size_t i = 0; i < full.blocks.size(); ++i) {
-    if (!is_skipped(full, i)) event.hashes.emplace_back(full.hashes[i]);
+    if (is_skipped(full, i)) continue;
+    event.hashes.emplace_back(full.hashes[i]);
+    event.blocks.push_back(full.blocks[i]);
+    event.positions.push_back(full.first_block + static_cast<int64_t>(i));
   }
-  events.push_back(std::move(event));
+  push_event(std::move(event));
 }
 
 bool PrefixKeys::cache_partial(const PartialBlock& partial, uint32_t block) {
   const LookupKey key = lookup_key(partial.hash, partial.group_id);
   const int32_t num_tokens = checked_tokens(partial.num_tokens);
+  check_parent(partial.parent_hash);
   if (partial.hash_block_size < 1) {
     throw InvalidArgument("cache_partial_block: hash_block_size is 1 token or more, not " +
                           std::to_string(partial.hash_block_size));
@@ -204,11 +277,12 @@ bool PrefixKeys::cache_partial(const PartialBlock& partial, uint32_t block) {
   }
   insert_key(block, key, num_tokens);
   if (enable_events && !already_cached) {
-    events.push_back({.kind = BlockPoolEvent::Kind::kStored,
-                      .group_id = partial.group_id,
-                      .block_size = partial.hash_block_size,
-                      .hashes = {std::string(partial.hash)},
-                      .parent_hash = parent_of(partial.parent_hash)});
+    BlockPoolEvent event =
+        stored_event(partial.group_id, partial.hash_block_size, partial.parent_hash);
+    event.hashes = {std::string(partial.hash)};
+    event.blocks = {partial.block};
+    event.positions = {(partial.num_tokens - 1) / partial.hash_block_size};
+    push_event(std::move(event));
   }
   return true;
 }
@@ -264,7 +338,7 @@ void PrefixKeys::clear() {
     records[id].key.hash_size = 0;
     records[id].key.flags &= static_cast<uint8_t>(~BlockRecord::kHasSecondary);
   }
-  if (enable_events) events.push_back({.kind = BlockPoolEvent::Kind::kCleared});
+  if (enable_events) push_event({.kind = BlockPoolEvent::Kind::kCleared});
 }
 
 namespace {

@@ -32,38 +32,34 @@ inline uint64_t multiply_fold(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
-/// Mixes all bytes: keys need not be cryptographic hashes.
-inline uint32_t hash_key(const CachedKey& key) {
-  uint64_t w[4];
-  std::memcpy(w, key.hash.data(), sizeof(w));
-  const uint64_t tail = static_cast<uint64_t>(key.group) << 8 | key.hash_size;
-  const uint64_t h = multiply_fold(w[0] ^ 0x9e3779b97f4a7c15u, w[1] ^ 0xbf58476d1ce4e5b9u) ^
-                     multiply_fold(w[2] ^ 0x94d049bb133111ebu, w[3] ^ tail ^ 0xd6e8feb86659fd93u);
-  return static_cast<uint32_t>(h ^ h >> 32);
-}
+/// Numbers that nobody outside can know, so that nobody can make keys that collide.
+struct HashSeed {
+  HashSeed();
+  uint64_t words[4];
+};
 
 /// Throws `InvalidArgument` for a hash of a length that no block record can hold.
 void check_hash(std::string_view hash);
-LookupKey lookup_key(std::string_view hash, PoolGroupId group_id);
+CachedKey to_key(std::string_view hash, PoolGroupId group_id);
+/// Throws `InvalidArgument` for a parent hash of such a length; empty means none.
+void check_parent(std::string_view parent_hash);
 /// Throws `InvalidArgument` unless there is room for a block of each group.
 void check_room_for_groups(size_t num_groups, size_t room);
 /// Throws `InvalidArgument` for what no prefix has.
 int32_t checked_tokens(int64_t num_tokens);
-/// The parent hash of an event; empty means none.
-std::optional<std::string> parent_of(std::string_view parent_hash);
-
 /// Which block records have which keys, and the records that a key leads to. Knows nothing of
 /// holders and free lists. Record 0 never has a key.
 struct PrefixKeys {
-  PrefixKeys(BlockRecord* records_, uint32_t num_records_, BlockPoolOptions options)
-      : records(records_),
-        num_records(num_records_),
-        enable_events(options.enable_events),
-        index(options.enable_caching ? num_records_ : 0) {}
+  PrefixKeys(BlockRecord* records_, uint32_t num_records_, BlockPoolOptions options);
+  virtual ~PrefixKeys() = default;
+  PrefixKeys(const PrefixKeys&) = delete;
+  PrefixKeys& operator=(const PrefixKeys&) = delete;
 
   BlockRecord* records;
   const uint32_t num_records;
   const bool enable_events;
+  const size_t max_events;
+  const HashSeed seed;
 
   // Nodes of the index: a block's number for its primary key, num_records + i for secondary key i.
   HashIndex index;
@@ -71,6 +67,25 @@ struct PrefixKeys {
   std::vector<uint32_t> unused_secondary_keys;
   std::unordered_map<uint32_t, std::vector<uint32_t>> secondary_keys_of;  // by block, oldest first
   std::vector<BlockPoolEvent> events;
+  std::vector<int64_t> block_size_of;  // by group, as it was stored last; for events
+
+  /// The id by which callers know the block of a record.
+  virtual BlockId block_id(uint16_t group, uint32_t record) const = 0;
+
+  /// Mixes all bytes: keys need not be cryptographic hashes.
+  uint32_t hash_key(const CachedKey& key) const {
+    const uint64_t tail = static_cast<uint64_t>(key.group) << 8 | key.hash_size;
+    const uint64_t h =
+        multiply_fold(key.word(0) ^ seed.words[0], key.word(1) ^ seed.words[1]) ^
+        multiply_fold(key.word(2) ^ seed.words[2], key.word(3) ^ tail ^ seed.words[3]);
+    return static_cast<uint32_t>(h ^ h >> 32);
+  }
+  LookupKey lookup_key(std::string_view hash, PoolGroupId group_id) const {
+    LookupKey result;
+    result.key = to_key(hash, group_id);
+    result.hash = hash_key(result.key);
+    return result;
+  }
 
   CachedKey& key_at(uint32_t node) {
     return node < num_records ? records[node].key : secondary_keys[node - num_records].key;
@@ -128,6 +143,9 @@ struct PrefixKeys {
   void check_full(const FullBlocks& full) const;
   void check_new_hash(const FullBlocks& full, size_t i, const BlockRecord& record) const;
   void replace_key(const FullBlocks& full, size_t i, uint32_t block);
+  void push_event(BlockPoolEvent event);
+  BlockPoolEvent stored_event(PoolGroupId group_id, int64_t block_size,
+                              std::string_view parent_hash);
   void push_stored_event(const FullBlocks& full);
 };
 
@@ -139,10 +157,27 @@ inline bool is_skipped(const FullBlocks& full, size_t i) {
 template <typename RecordOf>
 void PrefixKeys::cache_full(const FullBlocks& full, RecordOf&& record_of) {
   check_full(full);
-  for (size_t i = 0; i < full.blocks.size(); ++i) {
-    const BlockRecord& record = records[record_of(full.blocks[i])];
-    if (!is_skipped(full, i)) check_new_hash(full, i, record);
+  // Marked while the others are checked, so that a block that comes twice is seen.
+  size_t num_marked = 0;
+  const auto unmark = [&] {
+    for (size_t i = 0; i < num_marked; ++i) {
+      records[record_of(full.blocks[i])].key.flags &= static_cast<uint8_t>(~BlockRecord::kCounted);
+    }
+  };
+  try {
+    for (size_t i = 0; i < full.blocks.size(); ++i) {
+      BlockRecord& record = records[record_of(full.blocks[i])];
+      if (!is_skipped(full, i)) {
+        check_new_hash(full, i, record);
+        record.key.flags |= BlockRecord::kCounted;
+      }
+      ++num_marked;
+    }
+  } catch (...) {
+    unmark();
+    throw;
   }
+  unmark();
   if (full.blocks.empty()) return;
   for (size_t i = 0; i < full.blocks.size(); ++i) {
     if (!is_skipped(full, i)) replace_key(full, i, record_of(full.blocks[i]));

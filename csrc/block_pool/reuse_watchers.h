@@ -14,19 +14,20 @@ template <typename Callback>
 class ReuseWatchers {
  public:
   bool empty() const { return watchers_.empty(); }
+  /// Blocks that have callbacks.
   size_t size() const { return watchers_.size(); }
 
-  /// A block that has a callback gets the new one, and keeps its place in the order.
-  void set(uint32_t block, const Callback& on_reuse) {
+  /// A block that has callbacks keeps them, and its place in the order.
+  void add(uint32_t block, const Callback& on_reuse) {
     const auto [watcher, is_new] = watchers_.try_emplace(block);
     if (is_new) watcher->second.order = num_registered_++;
-    watcher->second.on_reuse = on_reuse;
+    watcher->second.on_reuse.push_back(on_reuse);
   }
-  /// The block's callback, which it then has no longer; empty if it has none.
-  Callback take(uint32_t block) {
+  /// The block's callbacks, which it then has no longer, first registered first.
+  std::vector<Callback> take(uint32_t block) {
     const auto watcher = watchers_.find(block);
     if (watcher == watchers_.end()) return {};
-    Callback on_reuse = std::move(watcher->second.on_reuse);
+    std::vector<Callback> on_reuse = std::move(watcher->second.on_reuse);
     watchers_.erase(watcher);
     return on_reuse;
   }
@@ -50,7 +51,7 @@ class ReuseWatchers {
  private:
   struct Watcher {
     uint64_t order = 0;  // of its first registration, as in an insertion-ordered dict
-    Callback on_reuse;
+    std::vector<Callback> on_reuse;
   };
   std::unordered_map<uint32_t, Watcher> watchers_;
   uint64_t num_registered_ = 0;

@@ -71,6 +71,8 @@ int64_t SlicedBlockPool::num_blocks(PoolGroupId group_id) const {
 
 int64_t SlicedBlockPool::num_free_large_blocks() const noexcept { return state_->num_free_large; }
 
+int64_t SlicedBlockPool::num_empty_large_blocks() const noexcept { return state_->num_reserve; }
+
 int64_t SlicedBlockPool::num_free_blocks(PoolGroupId group_id) const {
   const SlicedGroup& group = state_->groups[state_->checked_group(group_id)];
   return group.num_partly_free + int64_t{state_->num_free_large} * group.slices();
@@ -243,7 +245,7 @@ void SlicedBlockPool::unpin_blocks(PoolGroupId group_id, std::span<const BlockId
   s.release(group, blocks, "unpin_blocks", true);
   for (const BlockId id : blocks) {
     const uint32_t number = s.record_of(s.ref_of(s.groups[group], id));
-    s.watchers.set(number, on_reuse);
+    s.watchers.add(number, on_reuse);
     s.records[number].key.flags |= BlockRecord::kWatched;
   }
   s.free_unheld(group, blocks);

@@ -12,15 +12,17 @@ SlicedBlockPoolState::SlicedBlockPoolState(uint32_t num_large_blocks,
                                            std::span<const int64_t> slices, uint32_t most_slices,
                                            SlicedBlockPoolOptions options)
     : SliceMemory(size_t{num_large_blocks} * most_slices),
-      PrefixKeys(
-          record_memory.data(), num_large_blocks * most_slices,
-          {.enable_caching = options.enable_caching, .enable_events = options.enable_events}),
+      PrefixKeys(record_memory.data(), num_large_blocks * most_slices,
+                 {.enable_caching = options.enable_caching,
+                  .enable_events = options.enable_events,
+                  .max_events = options.max_events}),
       OperationState(uint64_t{num_large_blocks} * most_slices),
       num_large(num_large_blocks),
       records_per_large(most_slices),
       enable_caching(options.enable_caching),
       large_memory(num_large_blocks),
       large(large_memory.data()),
+      num_reserve(num_large_blocks - 1),
       num_free_large(num_large_blocks - 1),
       admission_new_(slices.size()),
       admission_free_(slices.size()) {
@@ -121,6 +123,7 @@ void SlicedBlockPoolState::close(uint32_t l, bool used) {
   if (block.num_used + block.num_cached == 0) {
     block = {};
     returned.push_front(large, l);
+    ++num_reserve;
     return;
   }
   if (num_empty(l) != 0) group.roomy.insert(large, l);
@@ -331,6 +334,7 @@ void SlicedBlockPoolState::free_unheld(uint32_t group, std::span<const BlockId> 
 
 uint32_t SlicedBlockPoolState::take_reserve(uint32_t group) {
   uint32_t l = returned.first;
+  --num_reserve;
   if (l != 0) {
     returned.remove(large, l);
   } else {
@@ -347,8 +351,9 @@ void SlicedBlockPoolState::unwatch(SliceRef ref) {
   if ((record.key.flags & BlockRecord::kWatched) == 0) return;
   record.key.flags &= static_cast<uint8_t>(~BlockRecord::kWatched);
   const uint16_t owner = large[ref.large].owner;
-  reused_.push_back(
-      {PoolGroupId{owner}, id_of_record(groups[owner], number), watchers.take(number)});
+  for (SlicedBlockPool::ReuseCallback& on_reuse : watchers.take(number)) {
+    reused_.push_back({PoolGroupId{owner}, block_id(owner, number), std::move(on_reuse)});
+  }
 }
 
 void SlicedBlockPoolState::tell_reused() {
@@ -415,13 +420,13 @@ SlicedBlockPoolState::Source SlicedBlockPoolState::choose_source(const SlicedGro
   const bool fills_large = may_take_large && num_wanted >= group.slices();
   if (roomy_is_in_use && !fills_large) return {Kind::kEmpty, roomy};
   const uint32_t own = group.aged.first;
-  if (own != 0 && (!may_take_large || group.is_fragmented())) {
-    return {Kind::kCached, group.is_fragmented() ? group.evictable.fullest() : own};
-  }
+  const uint32_t own_by_policy = group.is_fragmented() ? group.evictable.fullest() : own;
+  if (own != 0 && !may_take_large) return {Kind::kCached, own_by_policy};
   // A large block that nobody uses, with room beside what it has cached; `roomy` may be in use.
   const uint32_t unused_roomy = group.roomy.lists()[0].first;
   if (unused_roomy != 0) return {Kind::kEmpty, unused_roomy};
   if (has_reserve()) return {Kind::kReserve};
+  if (own != 0 && group.is_fragmented()) return {Kind::kCached, own_by_policy};
   if (own != 0 && large[own].stamp < large[aged_whole.first].stamp) return {Kind::kCached, own};
   return {Kind::kWhole, aged_whole.first};
 }

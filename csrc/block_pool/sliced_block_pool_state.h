@@ -45,7 +45,7 @@ struct SliceRef {
   uint32_t slice = 0;
 };
 
-struct SlicedBlockPoolState : SliceMemory, PrefixKeys, OperationState {
+struct SlicedBlockPoolState final : SliceMemory, PrefixKeys, OperationState {
   SlicedBlockPoolState(uint32_t num_large_blocks, std::span<const int64_t> slices,
                        uint32_t most_slices, SlicedBlockPoolOptions options);
 
@@ -59,6 +59,7 @@ struct SlicedBlockPoolState : SliceMemory, PrefixKeys, OperationState {
   // The reserve: large blocks that were given back, and those that were never used.
   LargeBlockList<&LargeBlock::roomy> returned;
   uint32_t first_unused = 1;
+  uint32_t num_reserve;
   /// Blocks with cached slices only, of all groups, longest unused first.
   LargeBlockList<&LargeBlock::age> aged_whole;
   uint32_t num_free_large;  ///< the reserve and `aged_whole`
@@ -75,10 +76,13 @@ struct SlicedBlockPoolState : SliceMemory, PrefixKeys, OperationState {
     const uint32_t l = record / records_per_large;
     return static_cast<BlockId>(l * group.slices() + record % records_per_large);
   }
+  BlockId block_id(uint16_t group, uint32_t record) const override {
+    return id_of_record(groups[group], record);
+  }
   bool owns(uint32_t group, uint32_t l) const {
     return large[l].is_owned && large[l].owner == group;
   }
-  bool has_reserve() const { return returned.first != 0 || first_unused < num_large; }
+  bool has_reserve() const { return num_reserve != 0; }
 
   /// Throws `InvalidArgument` for a group that the pool does not have.
   uint32_t checked_group(PoolGroupId group_id) const;

@@ -14,7 +14,7 @@ using detail::SliceRef;
 std::optional<BlockId> SlicedBlockPool::find(std::string_view hash, PoolGroupId group_id) const {
   const SlicedBlockPoolState& s = *state_;
   const uint32_t group = s.checked_group(group_id);
-  const uint32_t record = s.find_block(detail::lookup_key(hash, group_id));
+  const uint32_t record = s.find_block(s.lookup_key(hash, group_id));
   if (record == 0) return std::nullopt;
   return s.id_of_record(s.groups[group], record);
 }

@@ -11,8 +11,15 @@
 /// What C passes as a pointer and a count.
 namespace kvplan::c_api {
 
+/// A pool has no more blocks, so a larger count is a mistake, e.g. a negative number.
+inline constexpr size_t kMostElements = INT32_MAX;
+
 template <class T>
 std::span<T> span_of(T* pointer, size_t count, const char* what = "blocks") {
+  if (count > kMostElements) {
+    throw InvalidArgument(std::to_string(count) + " " + what + "; at most " +
+                          std::to_string(kMostElements) + " are possible");
+  }
   if (count > 0) deref(pointer, what);
   return {pointer, count};
 }
@@ -28,9 +35,11 @@ inline std::vector<std::string_view> hashes_of(const void* hashes, size_t count,
     throw InvalidArgument("a hash has " + std::to_string(hash_bytes) + " bytes; at most " +
                           std::to_string(kMaxBlockHashBytes) + " are allowed");
   }
+  const auto* bytes = static_cast<const char*>(hashes);
   std::vector<std::string_view> views;
-  for (size_t i = 0; i < count; ++i) {
-    views.push_back(bytes_of(hashes, count * hash_bytes).substr(i * hash_bytes, hash_bytes));
+  // Of which no product wraps.
+  for (size_t i = 0; i < span_of(bytes, count, "hashes").size(); ++i) {
+    views.emplace_back(bytes + i * hash_bytes, hash_bytes);
   }
   return views;
 }

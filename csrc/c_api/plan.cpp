@@ -3,10 +3,11 @@
 #include <string>
 #include <vector>
 
+#include "c_api/arrays.h"
 #include "c_api/guard.h"
-#include "c_api/request.h"
 #include "kvplan/check.h"
 #include "kvplan/json_request.h"
+#include "kvplan/report.h"
 
 struct kvplan_plan {
   kvplan::Plan plan;
@@ -19,36 +20,6 @@ struct kvplan_plan {
 
 namespace kvplan::c_api {
 namespace {
-
-PlanningConfig config_from(const kvplan_config& c) {
-  PlanningConfig config;
-  config.max_model_len = c.max_model_len;
-  config.auto_fit = c.auto_fit != 0;
-  if (c.layout < 0 || c.layout >= static_cast<int32_t>(kAllLayouts.size())) {
-    throw InvalidArgument("unknown kvplan_layout " + std::to_string(c.layout));
-  }
-  config.kv_cache_layout = static_cast<KVCacheLayout>(c.layout);
-  config.max_in_flight_tokens = c.max_in_flight_tokens;
-  config.max_concurrent_batches = c.max_concurrent_batches;
-  config.tensor_parallel_size = c.tensor_parallel_size;
-  config.decode_context_parallel_size = c.decode_context_parallel_size;
-  if (c.num_gpu_blocks_override != 0) config.num_gpu_blocks_override = c.num_gpu_blocks_override;
-  config.max_num_encoder_input_tokens = c.max_num_encoder_input_tokens;
-  if (c.encoder_tokens_per_request != 0) {
-    config.encoder_tokens_per_request = c.encoder_tokens_per_request;
-  }
-  config.num_prefill_lookahead_tokens = c.num_prefill_lookahead_tokens;
-  if (c.mamba_align != 0) config.mamba_cache_mode = MambaCacheMode::kAlign;
-  config.disable_hybrid_kv_cache_manager = c.disable_hybrid_kv_cache_manager != 0;
-  if (c.grouping < KVPLAN_GROUPING_VLLM || c.grouping > KVPLAN_GROUPING_SLICED) {
-    throw InvalidArgument("unknown kvplan_grouping " + std::to_string(c.grouping));
-  }
-  config.grouping = static_cast<Grouping>(c.grouping);
-  if (c.max_groups != 0) config.max_groups = c.max_groups;
-  if (c.reference_model_len != 0) config.reference_model_len = c.reference_model_len;
-  config.min_large_blocks = c.min_large_blocks;
-  return config;
-}
 
 std::vector<int32_t> numbers(const std::vector<LayerId>& layers) {
   std::vector<int32_t> result;
@@ -87,43 +58,13 @@ using kvplan::c_api::at;
 using kvplan::c_api::deref;
 using kvplan::c_api::guarded;
 
-static_assert(static_cast<int>(kvplan::KVCacheLayout::kLBHNC) == KVPLAN_LBHNC);
-static_assert(static_cast<int>(kvplan::KVCacheLayout::kLBNHC) == KVPLAN_LBNHC);
-static_assert(static_cast<int>(kvplan::KVCacheLayout::kLHBNC) == KVPLAN_LHBNC);
-static_assert(static_cast<int>(kvplan::KVCacheLayout::kBLHNC) == KVPLAN_BLHNC);
-static_assert(static_cast<int>(kvplan::KVCacheLayout::kBLNHC) == KVPLAN_BLNHC);
-static_assert(static_cast<int>(kvplan::KVCacheLayout::kBHLNC) == KVPLAN_BHLNC);
-static_assert(static_cast<int>(kvplan::Grouping::kVllm) == KVPLAN_GROUPING_VLLM);
-static_assert(static_cast<int>(kvplan::Grouping::kCompact) == KVPLAN_GROUPING_COMPACT);
-static_assert(static_cast<int>(kvplan::Grouping::kSliced) == KVPLAN_GROUPING_SLICED);
-
 extern "C" {
-
-void kvplan_config_init(kvplan_config* config) {
-  if (config == nullptr) return;
-  const kvplan::PlanningConfig defaults;
-  *config = {};
-  config->layout = static_cast<int32_t>(defaults.kv_cache_layout);
-  config->max_in_flight_tokens = defaults.max_in_flight_tokens;
-  config->max_concurrent_batches = defaults.max_concurrent_batches;
-  config->tensor_parallel_size = defaults.tensor_parallel_size;
-  config->decode_context_parallel_size = defaults.decode_context_parallel_size;
-  config->min_large_blocks = defaults.min_large_blocks;
-}
-
-kvplan_status kvplan_plan_create(const kvplan_request* request, const kvplan_config* config,
-                                 kvplan_plan** out) {
-  return guarded([&] {
-    deref(out, "out") = nullptr;
-    const kvplan::PlanRequest& r = deref(request, "request").request;
-    *out = kvplan::c_api::make(r, kvplan::c_api::config_from(deref(config, "config"))).release();
-  });
-}
 
 kvplan_status kvplan_plan_create_from_json(const char* json, size_t bytes, kvplan_plan** out) {
   return guarded([&] {
     deref(out, "out") = nullptr;
-    const kvplan::JsonRequest read = kvplan::read_json_request({&deref(json, "json"), bytes});
+    const auto text = kvplan::c_api::span_of(&deref(json, "json"), bytes, "bytes of JSON");
+    const kvplan::JsonRequest read = kvplan::read_json_request({text.data(), text.size()});
     *out = kvplan::c_api::make(read.request, read.config).release();
   });
 }
@@ -149,6 +90,7 @@ kvplan_status kvplan_plan_summary(const kvplan_plan* plan, kvplan_summary* out) 
     s.capacity_tokens = p.capacity.tokens;
     s.usable_capacity_tokens = p.capacity.usable_tokens;
     s.max_concurrency = p.capacity.max_concurrency;
+    s.usable_concurrency = p.capacity.usable_concurrency;
     s.steady_concurrency = p.capacity.steady_concurrency;
     s.max_safe_block_id_bytes = p.safe_ids.bytes;
     s.max_safe_block_id_elements = p.safe_ids.elements;

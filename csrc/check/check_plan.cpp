@@ -54,6 +54,7 @@ CheckedWorker checked_worker(const Plan& plan, const StagePlan& stage) {
 // The layers of a stage are taken from its groups, whose number the plan states separately: a
 // layer that is lost or doubled shows as a different count.
 std::vector<Violation> check(const Plan& plan, size_t max_violations) {
+  validate(plan);
   CheckedPlacement placement;
   placement.layout = plan.config.kv_cache_layout;
   placement.allow_foreign_layers = plan.config.place_foreign_layers;

@@ -2,99 +2,17 @@
 
 #include <unordered_map>
 
-#include "json_request/read_value.h"
-#include "planning/config_fields.h"
-#include "planning/specs/spec_fields.h"
+#include "json_request/read_fields.h"
 
 namespace kvplan {
 namespace json_request {
 namespace {
 
 constexpr int64_t kVersion = 1;
-constexpr size_t kMaxBytes = size_t{64} << 20;
 constexpr size_t kMaxWorkers = 16384;
 constexpr size_t kMaxSpecs = 100'000;
 constexpr size_t kMaxLayersPerWorker = 1'000'000;
 constexpr size_t kMaxLayers = 5'000'000;  // over all workers
-
-/// The member with this name, or null.
-const Json* find(const Json& object, std::string_view name) {
-  const auto found = object.find(name);
-  return found == object.end() ? nullptr : &*found;
-}
-
-const Json& require(const Json& object, const Place& place, std::string_view name) {
-  const Json* found = find(object, name);
-  if (found == nullptr) place.refuse("`" + std::string(name) + "` is missing");
-  return *found;
-}
-
-/// Refuses what none of the fields that `visit_names` visits is called.
-template <class VisitNames>
-void refuse_others(const Json& object, const Place& place, VisitNames&& visit_names) {
-  for (const auto& [key, value] : object.items()) {
-    bool known = false;
-    visit_names([&](std::string_view name) { known = known || name == key; });
-    if (!known) refuse_unknown(place, key);
-  }
-}
-
-PlanningConfig read_config(const Json& in, const Place& place) {
-  read_object(in, place);
-  PlanningConfig config;
-  require(in, place, "max_model_len");
-  for_each_config_field([&](const char* name, auto member) {
-    const Json* value = find(in, name);
-    if (value == nullptr) return;
-    const Place field(place, name);
-    // The one text that is null where there is none.
-    if (std::string_view(name) == "model_type" && value->is_null()) return;
-    read(*value, field, config.*member);
-  });
-  refuse_others(in, place, [](auto&& visit) {
-    for_each_config_field([&](const char* name, auto) { visit(name); });
-  });
-  at(place, [&] { validate(config); });
-  return config;
-}
-
-KVCacheSpec read_spec(const Json& in, const Place& place) {
-  read_object(in, place);
-  std::string kind_name;
-  const Place kind_place(place, "kind");
-  read(require(in, place, "kind"), kind_place, kind_name);
-  const SpecKind kind = at(kind_place, [&] { return parse_spec_kind(kind_name); });
-  KVCacheSpec spec = default_spec(kind);
-  for_each_field(kind, [&](const auto& field) {
-    const Json* value = find(in, field.name);
-    const bool required = field.use == FieldUse::kRequired;
-    if (value == nullptr) {
-      if (required) place.refuse("`" + std::string(field.name) + "` is missing");
-      return;
-    }
-    const Place where(place, field.name);
-    if (required && value->is_null()) refuse_type(*value, where, "a value");
-    if (field.name == "uniform_type_base") {
-      // The one text that may be empty.
-      spec.uniform_type_base = read_text(*value, where, 0, kMaxTextLength);
-      return;
-    }
-    read(*value, where, spec.*field.member);
-    if (field.name == "cache_role" && spec.cache_role != "sparse" && spec.cache_role != "indexer") {
-      where.refuse("unknown role '" + spec.cache_role + "'; known: sparse, indexer");
-    }
-  });
-  if (const Json* subclass = find(in, "subclass")) {
-    read(*subclass, Place(place, "subclass"), spec.subclass);
-  }
-  refuse_others(in, place, [&](auto&& visit) {
-    visit("kind");
-    visit("subclass");
-    for_each_field(kind, [&](const auto& field) { visit(field.name); });
-  });
-  at(place, [&] { finalize(spec); });
-  return spec;
-}
 
 /// Layers as `[[name, index into specs], ...]`; the index of the list in the request.
 size_t read_layers(const Json& in, const Place& place, const std::vector<SpecId>& specs,
@@ -191,25 +109,6 @@ void read_workers(const Json& in, const Place& place, const std::vector<SpecId>&
   }
 }
 
-Json parse(std::string_view text) {
-  if (text.size() > kMaxBytes) {
-    throw InvalidArgument("larger than " + std::to_string(kMaxBytes >> 20) +
-                          " MiB, the limit for a request");
-  }
-  // nlohmann/json skips a byte order mark, which JSON does not have.
-  if (text.starts_with("\xef\xbb\xbf"))
-    throw InvalidArgument("not a JSON request: byte order mark");
-  // It takes a null byte for the end of the text, and would read no further.
-  if (const size_t at = text.find('\0'); at != std::string_view::npos) {
-    throw InvalidArgument("not a JSON request: null byte at " + std::to_string(at));
-  }
-  try {
-    return Json::parse(text);
-  } catch (const Json::exception& e) {
-    throw InvalidArgument(std::string("not a JSON request: ") + e.what());
-  }
-}
-
 }  // namespace
 }  // namespace json_request
 
@@ -217,7 +116,7 @@ bool can_read_json_requests() noexcept { return true; }
 
 JsonRequest read_json_request(std::string_view text) {
   using namespace json_request;
-  const Json in = parse(text);
+  const Json in = parse(text, "request");
   const Place top;
   read_object(in, top);
   const int64_t version = read_integer(require(in, top, "kvplan_request"),

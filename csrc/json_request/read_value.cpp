@@ -11,6 +11,7 @@ namespace kvplan::json_request {
 namespace {
 
 constexpr int64_t kMax = INT64_MAX;
+constexpr size_t kMaxBytes = size_t{64} << 20;
 
 /// Characters, not bytes; the parser lets only valid UTF-8 in.
 size_t num_characters(const std::string& text) {
@@ -48,6 +49,36 @@ std::string read_name(const Json& in, const Place& place) {
 }
 
 }  // namespace
+
+Json parse(std::string_view text, std::string_view what) {
+  const std::string not_json = "not a JSON " + std::string(what) + ": ";
+  if (text.size() > kMaxBytes) {
+    throw InvalidArgument("larger than " + std::to_string(kMaxBytes >> 20) +
+                          " MiB, the limit for a " + std::string(what));
+  }
+  // nlohmann/json skips a byte order mark, which JSON does not have.
+  if (text.starts_with("\xef\xbb\xbf")) throw InvalidArgument(not_json + "byte order mark");
+  // It takes a null byte for the end of the text, and would read no further.
+  if (const size_t at = text.find('\0'); at != std::string_view::npos) {
+    throw InvalidArgument(not_json + "null byte at " + std::to_string(at));
+  }
+  try {
+    return Json::parse(text);
+  } catch (const Json::exception& e) {
+    throw InvalidArgument(not_json + e.what());
+  }
+}
+
+const Json* find(const Json& object, std::string_view name) {
+  const auto found = object.find(name);
+  return found == object.end() ? nullptr : &*found;
+}
+
+const Json& require(const Json& object, const Place& place, std::string_view name) {
+  const Json* found = find(object, name);
+  if (found == nullptr) place.refuse("`" + std::string(name) + "` is missing");
+  return *found;
+}
 
 void refuse_type(const Json& in, const Place& place, std::string_view expected) {
   place.refuse("expected " + std::string(expected) + ", got " + in.type_name());

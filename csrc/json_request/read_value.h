@@ -27,6 +27,11 @@ std::string read_text(const Json& in, const Place& place, size_t shortest, size_
 /// An array of at most so many elements.
 const Json& read_array(const Json& in, const Place& place, size_t longest);
 const Json& read_object(const Json& in, const Place& place);
+/// The text as JSON; `what` names it in errors.
+Json parse(std::string_view text, std::string_view what);
+/// The member with this name, or null.
+const Json* find(const Json& object, std::string_view name);
+const Json& require(const Json& object, const Place& place, std::string_view name);
 [[noreturn]] void refuse_unknown(const Place& place, std::string_view name);
 [[noreturn]] void refuse_type(const Json& in, const Place& place, std::string_view expected);
 
@@ -54,6 +59,16 @@ void read(const Json& in, const Place& place, std::optional<T>& out) {
     out.reset();
   } else {
     read(in, place, out.emplace());
+  }
+}
+
+/// Refuses what none of the fields that `visit_names` visits is called.
+template <class VisitNames>
+void refuse_others(const Json& object, const Place& place, VisitNames&& visit_names) {
+  for (const auto& [key, value] : object.items()) {
+    bool known = false;
+    visit_names([&](std::string_view name) { known = known || name == key; });
+    if (!known) refuse_unknown(place, key);
   }
 }
 

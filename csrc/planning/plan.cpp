@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "kvplan/checked.h"
 #include "planning/fitting/admission.h"
@@ -251,7 +252,61 @@ void warn_of_few_blocks(const PlanningContext& ctx, const Plan& plan) {
            ": blocks that are used in part will take more of it than planned for.");
 }
 
+/// What `validate` finds wrong with a plan.
+[[noreturn]] void reject(const std::string& what) { throw InvalidArgument("not a plan: " + what); }
+
+void require_below(const std::string& what, int64_t index, size_t size) {
+  if (index >= 0 && std::cmp_less(index, size)) return;
+  reject(what + " " + std::to_string(index) + " does not exist; there are " + std::to_string(size));
+}
+
+void validate_groups(const Plan& plan, const KVCacheGroups& groups) {
+  const auto require_spec = [&](SpecId id) { require_below("spec", id.value, plan.specs->size()); };
+  const auto require_layer = [&](LayerId id) {
+    require_below("layer", id.value, plan.names->size());
+  };
+  for (const KVCacheGroup& g : groups) {
+    require_spec(g.spec);
+    for (LayerId layer : g.layers) require_layer(layer);
+    if (g.slices < 1) reject("a group has " + std::to_string(g.slices) + " slices");
+    if (!g.is_uniform_type()) continue;
+    for (const LayerSpec& l : *g.layer_specs) {
+      require_layer(l.layer);
+      require_spec(l.spec);
+    }
+  }
+}
+
 }  // namespace
+
+const StagePlan& Plan::stage_of(size_t worker) const {
+  require_below("worker", static_cast<int64_t>(worker), workers.size());
+  require_below("stage", static_cast<int64_t>(workers[worker].stage), stages.size());
+  return stages[workers[worker].stage];
+}
+
+void validate(const Plan& plan) {
+  validate(plan.config);
+  if (!plan.names || !plan.specs) reject("it has no tables of names and specs");
+  if (plan.workers.empty()) reject("it has no workers");
+  if (plan.num_blocks < 0) reject("num_blocks is " + std::to_string(plan.num_blocks));
+  validate_groups(plan, plan.groups);
+  for (size_t w = 0; w < plan.workers.size(); ++w) {
+    const StagePlan& stage = plan.stage_of(w);
+    if (stage.groups.size() == plan.groups.size()) continue;
+    reject("worker " + std::to_string(w) + " has " + std::to_string(stage.groups.size()) +
+           " groups, the model " + std::to_string(plan.groups.size()));
+  }
+  for (const StagePlan& stage : plan.stages) {
+    validate_groups(plan, stage.groups);
+    if (stage.bytes_per_block < 0 || (stage.bytes_per_block == 0 && !stage.groups.empty())) {
+      reject("a block takes " + std::to_string(stage.bytes_per_block) + " bytes");
+    }
+    for (const KVCacheTensor& t : stage.tensors) {
+      for (LayerId layer : t.layers) require_below("layer", layer.value, plan.names->size());
+    }
+  }
+}
 
 Plan plan(const PlanRequest& request, const PlanningConfig& config) {
   validate_request(request, config);
@@ -260,7 +315,7 @@ Plan plan(const PlanRequest& request, const PlanningConfig& config) {
   Plan result;
   result.config = config;
   result.requested_max_model_len = config.max_model_len;
-  result.names = request.names();
+  result.names = request.share_names();
   const PlanningContext ctx{*request.names(), *specs, result.notices};
 
   result.groups = request.groups() ? *request.groups()

@@ -20,24 +20,38 @@ size_t hash_layers(const LayerSpecs& layers) {
 
 }  // namespace
 
-PlanRequest::PlanRequest() : names_(std::make_shared<NameTable>()) {}
+SpecId PlanRequest::add_spec(KVCacheSpec spec) {
+  finalize(spec);
+  return specs_.intern(spec);
+}
+
+LayerId PlanRequest::add_layer_name(std::string_view name) {
+  const LayerId known = names()->find(name);
+  return known.valid() ? known : own_names().add_new(name);
+}
+
+void PlanRequest::require_list(size_t layers_index, const std::string& whose) const {
+  if (layers_index < layer_lists_.size()) return;
+  throw InvalidArgument(whose + ": layer list " + std::to_string(layers_index) +
+                        " does not exist; there are " + std::to_string(layer_lists_.size()));
+}
 
 size_t PlanRequest::add_layers(LayerSpecs layers) {
   const size_t hash = hash_layers(layers);
   const size_t known =
       lists_by_hash_.find(hash, [&](size_t i) { return layer_lists_[i] == layers; });
   if (known != lists_by_hash_.kNone) return known;
-  std::vector<char> seen(names_->size());
+  std::vector<char> seen(names()->size());
   for (const LayerSpec& l : layers) {
-    if (!l.layer.valid() || l.layer.pos() >= names_->size() || !l.spec.valid() ||
+    if (!l.layer.valid() || l.layer.pos() >= names()->size() || !l.spec.valid() ||
         l.spec.pos() >= specs_.size()) {
       throw InvalidArgument("a layer list names layer " + std::to_string(l.layer.value) +
                             " with spec " + std::to_string(l.spec.value) + "; the request has " +
-                            std::to_string(names_->size()) + " layers and " +
+                            std::to_string(names()->size()) + " layers and " +
                             std::to_string(specs_.size()) + " specs");
     }
     if (seen[l.layer.pos()]) {
-      throw InvalidArgument("layer " + std::string((*names_)[l.layer]) +
+      throw InvalidArgument("layer " + std::string((*names())[l.layer]) +
                             " is listed twice for one worker");
     }
     seen[l.layer.pos()] = true;
@@ -48,15 +62,12 @@ size_t PlanRequest::add_layers(LayerSpecs layers) {
 }
 
 void PlanRequest::add_worker(size_t layers_index, int64_t available_bytes) {
-  if (layers_index >= layer_lists_.size()) {
-    throw InvalidArgument("worker " + std::to_string(workers_.size()) + ": layer list " +
-                          std::to_string(layers_index) + " does not exist; there are " +
-                          std::to_string(layer_lists_.size()));
-  }
+  require_list(layers_index, "worker " + std::to_string(workers_.size()));
   workers_.push_back({layers_index, available_bytes});
 }
 
 void PlanRequest::set_bytes_per_block(size_t layers_index, int64_t bytes_per_block) {
+  require_list(layers_index, "bytes per block");
   if (bytes_per_block < 1) {
     throw InvalidArgument("bytes per block must be positive, got " +
                           std::to_string(bytes_per_block));

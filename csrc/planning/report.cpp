@@ -1,10 +1,15 @@
+#include "kvplan/report.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
 
 #include "kvplan/checked.h"
-#include "kvplan/plan.h"
+#include "kvplan/planning/block_sizes.h"
+#include "kvplan/planning/placement.h"
+#include "kvplan/planning/request_demand.h"
+#include "planning/fitting/admission.h"
 
 namespace kvplan {
 namespace {
@@ -21,7 +26,7 @@ struct Charge {
 class PlanView {
  public:
   explicit PlanView(const Plan& plan)
-      : plan_(plan), specs_(*plan.specs), ctx_{*plan.names, specs_, notices_} {}
+      : plan_(whole(plan)), specs_(*plan.specs), ctx_{*plan.names, specs_, notices_} {}
   const PlanningContext& ctx() const { return ctx_; }
   RequestDemand demand(const KVCacheGroups& groups, Charge charge) const {
     return RequestDemand(ctx_, groups, config_with(charge));
@@ -43,6 +48,10 @@ class PlanView {
   }
 
  private:
+  static const Plan& whole(const Plan& plan) {
+    validate(plan);
+    return plan;
+  }
   PlanningConfig config_with(Charge charge) const {
     PlanningConfig config = plan_.config;
     config.max_in_flight_tokens = charge.in_flight_tokens;
@@ -61,6 +70,11 @@ int64_t tokens_of(double requests, double length) {
   const double tokens = requests * length;
   constexpr double kLimit = 9223372036854775808.0;  // 2^63
   return tokens < kLimit ? static_cast<int64_t>(tokens) : std::numeric_limits<int64_t>::max();
+}
+
+void require_length(int64_t model_len) {
+  if (model_len >= 1) return;
+  throw InvalidArgument("model_len must be positive, got " + std::to_string(model_len));
 }
 
 /// The worker whose blocks hold the fewest requests, by its own memory.
@@ -175,13 +189,9 @@ int64_t pool_blocks(const std::vector<Held>& groups, int64_t requests, bool stea
 }
 
 bool has_cross_attention(const Plan& plan) {
-  const auto is_cross = [&](SpecId id) {
-    return (*plan.specs)[id].kind == SpecKind::kCrossAttention;
-  };
   return std::any_of(plan.groups.begin(), plan.groups.end(), [&](const KVCacheGroup& group) {
-    if (!group.is_uniform_type()) return is_cross(group.spec);
-    return std::any_of(group.layer_specs->begin(), group.layer_specs->end(),
-                       [&](const LayerSpec& layer) { return is_cross(layer.spec); });
+    return any_spec(group,
+                    [&](SpecId id) { return (*plan.specs)[id].kind == SpecKind::kCrossAttention; });
   });
 }
 
@@ -189,20 +199,16 @@ bool has_cross_attention(const Plan& plan) {
 /// blocks left over are. Without slices this is the division that vLLM makes.
 double requests_in(int64_t num_blocks, const std::vector<Held>& groups, bool steady) {
   if (num_blocks < pool_blocks(groups, 0, steady)) return 0;
-  int64_t fits = 0;
   int64_t beyond = 1;
   while (pool_blocks(groups, beyond, steady) <= num_blocks) {
-    fits = beyond;
     beyond = checked::mul(beyond, 2, "requests");
   }
-  while (beyond - fits > 1) {
-    const int64_t mid = fits + (beyond - fits) / 2;
-    (pool_blocks(groups, mid, steady) <= num_blocks ? fits : beyond) = mid;
-  }
+  const int64_t fits = largest_that_fits(
+      beyond - 1, [&](int64_t n) { return pool_blocks(groups, n, steady) <= num_blocks; });
   const int64_t used = pool_blocks(groups, fits, steady);
   return static_cast<double>(fits) +
          static_cast<double>(num_blocks - used) /
-             static_cast<double>(pool_blocks(groups, beyond, steady) - used);
+             static_cast<double>(pool_blocks(groups, fits + 1, steady) - used);
 }
 
 }  // namespace
@@ -274,9 +280,9 @@ double max_concurrency(const PlanningContext& ctx, const PlanningConfig& config,
 }
 
 Capacity capacity(const Plan& plan) {
+  const PlanView view(plan);
   Capacity c;
   if (plan.groups.empty()) return c;
-  const PlanView view(plan);
   const KVCacheGroups& groups = plan.stages[plan.workers[0].stage].groups;
   const auto length = static_cast<double>(plan.config.max_model_len);
   const auto blocks_of = [&](Charge charge) {
@@ -289,7 +295,8 @@ Capacity capacity(const Plan& plan) {
   if (is_sliced(groups)) {
     const std::vector<Held> held = held_by_request(view, groups);
     c.max_concurrency = requests_in(plan.num_blocks, held, false);
-    c.usable_tokens = tokens_of(requests_in(plan.num_blocks - 1, held, false), length);
+    c.usable_concurrency = requests_in(plan.num_blocks - 1, held, false);
+    c.usable_tokens = tokens_of(c.usable_concurrency, length);
     if (kept > 0) c.steady_concurrency = requests_in(plan.num_blocks - 1, held, true);
     c.tokens = tokens_of(c.max_concurrency, length);
     c.steady_tokens = tokens_of(c.steady_concurrency, length);
@@ -298,7 +305,8 @@ Capacity capacity(const Plan& plan) {
   c.max_concurrency = static_cast<double>(plan.num_blocks) / static_cast<double>(blocks);
   c.tokens = tokens_of(c.max_concurrency, length);
   const auto usable = static_cast<double>(plan.num_blocks - 1);
-  c.usable_tokens = tokens_of(usable / static_cast<double>(blocks), length);
+  c.usable_concurrency = usable / static_cast<double>(blocks);
+  c.usable_tokens = tokens_of(c.usable_concurrency, length);
   if (kept > 0) {
     // What the in-flight tokens take is counted once; each request then holds only what it keeps.
     const int64_t in_flight = blocks_of(view.running()) - kept;
@@ -310,6 +318,7 @@ Capacity capacity(const Plan& plan) {
 }
 
 SafeBlockIds safe_block_ids(const Plan& plan) {
+  validate(plan);
   SafeBlockIds ids{std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max()};
   const std::vector<SafeBlockIds> of_groups = safe_ids_of_groups(plan);
   for (size_t g = 0; g < plan.groups.size(); ++g) {
@@ -322,6 +331,64 @@ SafeBlockIds safe_block_ids(const Plan& plan) {
     ids.elements = std::min(ids.elements, pool_id(of_groups[g].elements));
   }
   return ids;
+}
+
+int64_t request_blocks(const Plan& plan, int64_t model_len) {
+  require_length(model_len);
+  const PlanView view(plan);
+  return view.demand(plan.groups, view.by_formula()).total_blocks(model_len);
+}
+
+double max_concurrency(const Plan& plan, int64_t model_len) {
+  require_length(model_len);
+  const PlanView view(plan);
+  PlanningConfig config = plan.config;
+  config.max_model_len = model_len;
+  return max_concurrency(view.ctx(), config, plan.groups, plan.num_blocks);
+}
+
+BlockSizes block_sizes(const Plan& plan) {
+  const PlanView view(plan);
+  return resolve_kv_cache_block_sizes(view.ctx(), plan.config, plan.groups);
+}
+
+std::vector<TensorView> views(const Plan& plan, size_t stage) {
+  validate(plan);
+  if (stage >= plan.stages.size()) {
+    throw InvalidArgument("stage " + std::to_string(stage) + " does not exist; there are " +
+                          std::to_string(plan.stages.size()));
+  }
+  const StagePlan& s = plan.stages[stage];
+  struct Home {
+    size_t group;
+    SpecId spec;
+  };
+  std::vector<std::optional<Home>> homes(plan.names->size());
+  for (size_t g = 0; g < s.groups.size(); ++g) {
+    for (size_t i = 0; i < s.groups[g].layers.size(); ++i) {
+      homes[s.groups[g].layers[i].pos()] = Home{g, layer_spec_id(s.groups[g], i)};
+    }
+  }
+  std::vector<TensorView> result;
+  for (size_t t = 0; t < s.tensors.size(); ++t) {
+    const KVCacheTensor& tensor = s.tensors[t];
+    if (tensor.layers.empty()) continue;
+    const std::optional<Home>& home = homes[tensor.layers[0].pos()];
+    if (!home) {
+      throw InvalidArgument("layer " + std::string((*plan.names)[tensor.layers[0]]) +
+                            " is placed on stage " + std::to_string(stage) + " and in no group");
+    }
+    const KVCacheSpec& spec = (*plan.specs)[home->spec];
+    if (!has_layer_views(spec)) continue;
+    const int64_t blocks =
+        checked::mul(plan.num_blocks, s.groups[home->group].slices, "blocks of a group");
+    result.push_back(
+        {t, home->group, home->spec,
+         compute_kv_cache_view(spec, blocks, plan.config.kv_cache_layout,
+                               static_cast<int64_t>(tensor.layers.size()), tensor.layer_stride,
+                               tensor.block_stride, tensor.offset, tensor.size)});
+  }
+  return result;
 }
 
 int64_t worker_max_model_len(const Plan& plan, size_t worker) {

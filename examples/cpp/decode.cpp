@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "kvplan/report.h"
+
 namespace {
 
 kvplan::KVCacheSpec full_attention(int64_t kv_heads, int64_t head_size) {

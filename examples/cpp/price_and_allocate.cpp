@@ -9,6 +9,8 @@
 #include <optional>
 #include <string>
 
+#include "kvplan/report.h"
+
 namespace {
 
 /// What the operator asked for. A block count wins over bytes, bytes win over a fraction.

@@ -114,6 +114,98 @@ TEST(BadInput, NamesOfEnumerationsListWhatIsKnown) {
   EXPECT_NE(message(parse_draft_rule).find("auto, is_draft, marker"), std::string::npos);
 }
 
+TEST(BadInput, SpecsAreFinalizedWhenAdded) {
+  PlanRequest r;
+  KVCacheSpec spec = attention(SpecKind::kFullAttention, 8, 128);
+  const SpecId id = r.add_spec(spec);
+  EXPECT_EQ(r.specs()[id].head_size_v, 128);
+  EXPECT_EQ(r.specs().page_size_bytes(id), 65536);
+  EXPECT_EQ(r.add_spec(full(8, 128)), id);
+
+  KVCacheSpec state = default_spec(SpecKind::kMamba);
+  state.block_size = 16;
+  state.shapes = {{1024}};
+  EXPECT_THROW(r.add_spec(state), InvalidArgument) << "no dtypes";
+  EXPECT_THROW(page_size_bytes(state), InvalidArgument);
+  state.dtypes = {DType::kUInt8};
+  state.mamba_cache_mode = "aling";
+  EXPECT_THROW(r.add_spec(state), InvalidArgument);
+  spec.block_stride_alignment = {BlockStrideAlignment::Kind::kBytes, 0};
+  EXPECT_THROW(r.add_spec(spec), InvalidArgument);
+  EXPECT_THROW(layer_block_stride(spec), InvalidArgument);
+  EXPECT_EQ(r.specs().size(), 1u);
+}
+
+TEST(BadInput, EnumeratorsThatDoNotExist) {
+  ModelBuilder model;
+  model.add(1, full(8, 128)).worker(kGiB);
+  const std::function<void(PlanningConfig&)> changes[] = {
+      [](auto& c) { c.kv_cache_layout = static_cast<KVCacheLayout>(6); },
+      [](auto& c) { c.mamba_cache_mode = static_cast<MambaCacheMode>(3); },
+      [](auto& c) { c.grouping = static_cast<Grouping>(255); },
+      [](auto& c) { c.draft_rule = static_cast<DraftRule>(3); },
+  };
+  for (const auto& change : changes) {
+    PlanningConfig c = config(128);
+    change(c);
+    EXPECT_THROW(model.plan(c), InvalidArgument);
+  }
+  KVCacheSpec spec = attention(SpecKind::kFullAttention, 8, 128);
+  spec.dtype = static_cast<DType>(200);
+  EXPECT_THROW(finalize(spec), InvalidArgument);
+  spec.dtype = DType::kBFloat16;
+  spec.block_stride_alignment = {static_cast<BlockStrideAlignment::Kind>(7), 16};
+  EXPECT_THROW(finalize(spec), InvalidArgument);
+  spec = attention(static_cast<SpecKind>(99), 8, 128);
+  EXPECT_THROW(finalize(spec), InvalidArgument);
+}
+
+TEST(BadInput, WhatNoPlannerReturnedIsNoPlan) {
+  EXPECT_THROW(explain(Plan{}), InvalidArgument);
+  EXPECT_THROW(capacity(Plan{}), InvalidArgument);
+  EXPECT_THROW(safe_block_ids(Plan{}), InvalidArgument);
+  EXPECT_THROW(worker_max_model_len(Plan{}, 0), InvalidArgument);
+  EXPECT_THROW(check(Plan{}), InvalidArgument);
+  ModelBuilder model;
+  model.add(2, full(8, 128)).worker(kGiB);
+  const Plan good = model.plan(config(128));
+  EXPECT_THROW(good.stage_of(1), InvalidArgument);
+  EXPECT_THROW(worker_max_model_len(good, 1), InvalidArgument);
+  const std::function<void(Plan&)> changes[] = {
+      [](auto& p) { p.workers[0].stage = 1; },
+      [](auto& p) { p.stages.clear(); },
+      [](auto& p) { p.stages[0].groups.clear(); },
+      [](auto& p) { p.stages[0].bytes_per_block = 0; },
+      [](auto& p) { p.groups[0].spec = SpecId(77); },
+      [](auto& p) { p.groups[0].layers[0] = LayerId(); },
+      [](auto& p) { p.stages[0].tensors[0].layers[0] = LayerId(2); },
+      [](auto& p) { p.stages[0].groups[0].slices = 0; },
+      [](auto& p) { p.config.kv_cache_layout = static_cast<KVCacheLayout>(9); },
+  };
+  for (size_t i = 0; i < std::size(changes); ++i) {
+    Plan bad = good;
+    changes[i](bad);
+    EXPECT_THROW(explain(bad), InvalidArgument) << i;
+    EXPECT_THROW(check(bad), InvalidArgument) << i;
+    EXPECT_THROW(safe_block_ids(bad), InvalidArgument) << i;
+  }
+  PlanRequest request = model.request();
+  EXPECT_THROW(request.set_bytes_per_block(1, 4096), InvalidArgument);
+}
+
+// vLLM plans it, and so what helps can be computed with memory without end; no pool is made of it.
+TEST(BadInput, MoreBlocksThanBlockIds) {
+  ModelBuilder model;
+  model.add(1, full(1, 1, 1)).worker(kMax);
+  const Plan plan = model.plan(config(128));
+  try {
+    make_pool(plan);
+    FAIL();
+  } catch (const InvalidArgument& e) {
+    EXPECT_NE(std::string(e.what()).find(std::to_string(kMax / 4)), std::string::npos) << e.what();
+  }
+}
+
 // Numbers of any size end in a plan or in one of kvplan's errors, never in undefined behaviour.
 TEST(BadInput, ExtremeNumbers) {
   const int64_t extremes[] = {kMin, -1, 0, 1, 16, 1 << 20, 1LL << 40, kMax - 1, kMax};

@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -24,7 +25,7 @@ class ModelPool {
     int ref_count = 0;
     std::vector<Key> keys;  // primary first
     std::optional<int64_t> num_tokens;
-    bool watched = false;
+    int watchers = 0;  // callbacks of `unpin_blocks`
   };
 
   ModelPool(int num_blocks, bool enable_caching) : caching(enable_caching), blocks(num_blocks) {
@@ -41,7 +42,7 @@ class ModelPool {
     std::vector<int> ids(free.begin(), free.begin() + static_cast<ptrdiff_t>(n));
     free.erase(free.begin(), free.begin() + static_cast<ptrdiff_t>(n));
     for (int id : ids) {
-      if (std::exchange(blocks[id].watched, false)) reused.push_back(id);
+      reused.insert(reused.end(), static_cast<size_t>(std::exchange(blocks[id].watchers, 0)), id);
     }
     for (int id : ids) {
       evict(id);
@@ -69,7 +70,7 @@ class ModelPool {
         blocks = before;
         return false;
       }
-      if (unpin) blocks[id].watched = true;
+      if (unpin) ++blocks[id].watchers;
       if (--blocks[id].ref_count == 0) {
         const bool last = unpin || (caching && !blocks[id].keys.empty());
         (last ? back : front).push_back(id);
@@ -94,7 +95,10 @@ class ModelPool {
     for (const Key& key : blocks[id].keys) {
       events.push_back({.kind = BlockPoolEvent::Kind::kRemoved,
                         .group_id = PoolGroupId{key.second},
-                        .hashes = {key.first}});
+                        .block_size = block_size_of[key.second],
+                        .hashes = {key.first},
+                        .blocks = {id},
+                        .still_cached = cached[key].size() > 1});
     }
     drop_keys(id);
   }
@@ -119,8 +123,10 @@ class ModelPool {
     const auto tokens = [&](size_t i) {
       return (first + static_cast<int64_t>(i) + 1) * block_size;
     };
+    std::set<int> listed;
     for (size_t i = 0; i < ids.size(); ++i) {
       const Block& block = blocks[ids[i]];
+      if (!skip(i) && !listed.insert(ids[i]).second) return false;
       if (skip(i) || block.keys.empty()) continue;
       if (!block.num_tokens || *block.num_tokens >= tokens(i)) return false;
     }
@@ -133,8 +139,13 @@ class ModelPool {
       evict(ids[i]);
       insert(ids[i], {hashes[i], group}, tokens(i));
       stored.hashes.push_back(hashes[i]);
+      stored.blocks.push_back(ids[i]);
+      stored.positions.push_back(first + static_cast<int64_t>(i));
     }
-    if (!ids.empty()) events.push_back(stored);
+    if (!ids.empty()) {
+      events.push_back(stored);
+      block_size_of[group] = block_size;
+    }
     return true;
   }
 
@@ -155,9 +166,12 @@ class ModelPool {
       BlockPoolEvent stored{.kind = BlockPoolEvent::Kind::kStored,
                             .group_id = PoolGroupId{group},
                             .block_size = hash_block_size,
-                            .hashes = {hash}};
+                            .hashes = {hash},
+                            .blocks = {id},
+                            .positions = {(num_tokens - 1) / hash_block_size}};
       if (!parent.empty()) stored.parent_hash = parent;
       events.push_back(stored);
+      block_size_of[group] = hash_block_size;
     }
     return true;
   }
@@ -173,9 +187,9 @@ class ModelPool {
   bool reset() {
     if (free.size() + 1 != blocks.size()) return false;
     for (Block& block : blocks) {
-      const bool watched = block.watched;
+      const int watchers = block.watchers;
       block = Block{};
-      block.watched = watched;
+      block.watchers = watchers;
     }
     cached.clear();
     events.push_back({.kind = BlockPoolEvent::Kind::kCleared});
@@ -187,6 +201,7 @@ class ModelPool {
   std::deque<int> free;
   std::map<Key, std::vector<int>> cached;
   std::vector<BlockPoolEvent> events;
+  std::map<uint16_t, int64_t> block_size_of;  // as a group's blocks were stored last
   std::vector<int> reused;
 };
 
@@ -387,9 +402,9 @@ class BlockPoolDriver {
     // The order of the callbacks is that of the first unpin, which the model does not keep.
     std::sort(reused_.begin(), reused_.end());
     for (size_t id = 1; id < model_.blocks.size(); ++id) {
-      if (std::exchange(model_.blocks[id].watched, false)) {
-        model_.reused.push_back(static_cast<int>(id));
-      }
+      const int watchers = std::exchange(model_.blocks[id].watchers, 0);
+      model_.reused.insert(model_.reused.end(), static_cast<size_t>(watchers),
+                           static_cast<int>(id));
     }
   }
 

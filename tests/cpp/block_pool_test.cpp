@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -260,15 +261,103 @@ TEST(BlockPool, MaskedBlocksStayOutOfTheCache) {
                                                               .group_id = PoolGroupId{3},
                                                               .block_size = 16,
                                                               .hashes = {"a", "c"},
-                                                              .parent_hash = "p"}}));
+                                                              .parent_hash = "p",
+                                                              .blocks = {1, 3},
+                                                              .positions = {2, 4}}}));
 }
 
 TEST(BlockPool, AFullBlockIsNotCachedTwice) {
   BlockPool pool(4);
-  pool.get_new_blocks(int64_t{2});
+  pool.get_new_blocks(int64_t{3});
   cache_full(pool, {1}, {"a"}, 1);
   EXPECT_THROW(cache_full(pool, {2, 1}, {"b", "c"}), BlockPoolError);
   EXPECT_FALSE(pool.has_hash(2));
+  EXPECT_THROW(cache_full(pool, {2, 3, 2}, {"b", "c", "d"}), BlockPoolError);
+  EXPECT_FALSE(pool.has_hash(2));
+  cache_full(pool, {2, 3}, {"b", "c"});
+  EXPECT_EQ(pool.find("c", kGroup), 3);
+}
+
+TEST(BlockPool, WhatCannotBeCachedNamesTheValue) {
+  BlockPool pool(4);
+  pool.get_new_blocks(int64_t{2});
+  const auto error_of = [&](auto change) {
+    const Ids blocks{1, 2};
+    const std::vector<std::string_view> hashes{"a", "b"};
+    FullBlocks full{.blocks = blocks, .hashes = hashes, .block_size = 16};
+    const std::string long_hash(1000, 'x');
+    const std::vector<std::string_view> three{"a", "b", "c"};
+    change(full, long_hash, three);
+    try {
+      pool.cache_full_blocks(full);
+    } catch (const InvalidArgument& e) {
+      EXPECT_FALSE(pool.has_hash(1)) << e.what();
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  EXPECT_TRUE(has(error_of([](auto& f, auto&, auto&) { f.first_block = kMax; }),
+                  "from block 9223372036854775807 on"));
+  EXPECT_TRUE(has(error_of([](auto& f, auto&, auto&) { f.block_size = kMax; }),
+                  "of 9223372036854775807 tokens"));
+  EXPECT_TRUE(has(error_of([](auto& f, auto&, auto& three) { f.hashes = three; }),
+                  "2 blocks but 3 hashes"));
+  EXPECT_TRUE(has(error_of([](auto& f, auto& text, auto&) { f.parent_hash = text; }), "not 1000"));
+  EXPECT_THROW(pool.cache_partial_block({.block = 1,
+                                         .hash = "a",
+                                         .num_tokens = 4,
+                                         .hash_block_size = 4,
+                                         .parent_hash = std::string(33, 'p')}),
+               InvalidArgument);
+  EXPECT_THROW(BlockPool(4, {.max_events = 0}), InvalidArgument);
+}
+
+TEST(BlockPool, EventsSayWhereAndWhetherTheHashIsStillFound) {
+  BlockPool pool(4, {.enable_events = true});
+  pool.get_new_blocks(int64_t{3});
+  cache_full(pool, {1}, {"a"}, 7);
+  cache_full(pool, {2}, {"a"}, 7);
+  EXPECT_TRUE(cache_partial(pool, 3, "c", 8));
+  pool.take_events();
+  using Events = std::vector<BlockPoolEvent>;
+  const auto removed = [](const char* hash, BlockId block, int64_t block_size, bool still_cached) {
+    return BlockPoolEvent{.kind = BlockPoolEvent::Kind::kRemoved,
+                          .block_size = block_size,
+                          .hashes = {hash},
+                          .blocks = {block},
+                          .still_cached = still_cached};
+  };
+  pool.evict_blocks(Ids{1});
+  EXPECT_EQ(pool.take_events(), (Events{removed("a", 1, 4, true)}));
+  EXPECT_EQ(pool.find("a", kGroup), 2);
+  cache_full(pool, {1}, {"b"}, 9);
+  pool.evict_blocks(Ids{2});
+  EXPECT_EQ(pool.take_events(), (Events{{.kind = BlockPoolEvent::Kind::kStored,
+                                         .block_size = 16,
+                                         .hashes = {"b"},
+                                         .blocks = {1},
+                                         .positions = {9}},
+                                        removed("a", 2, 16, false)}));
+}
+
+TEST(BlockPool, EventsThatNobodyTakesAreBounded) {
+  BlockPool pool(2, {.enable_events = true, .max_events = 3});
+  pool.get_new_blocks(int64_t{1});
+  for (int i = 0; i < 5; ++i) {
+    cache_full(pool, {1}, {"a"});
+    pool.evict_block(1);
+  }
+  // 10 events: 4 on the 4th, and again on the 6th, 8th and 10th.
+  const std::vector<BlockPoolEvent> events = pool.take_events();
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[0].kind, BlockPoolEvent::Kind::kLost);
+  EXPECT_EQ(events[0].num_lost, 9);
+  EXPECT_EQ(events[1].kind, BlockPoolEvent::Kind::kRemoved);
+  EXPECT_TRUE(pool.take_events().empty());
 }
 
 // The prefix of a filled block still holds: a boundary that was replaced can be cached again.
@@ -341,6 +430,19 @@ TEST(BlockPool, UnpinnedBlocksAreReusedLastAndReported) {
   EXPECT_TRUE(pool.reset_prefix_cache());
   EXPECT_EQ(reused, (Ids{1, 2}));
   EXPECT_EQ(was_free, (std::vector<bool>{false, true}));  // handed out, and reset
+}
+
+TEST(BlockPool, EveryCallbackOfABlockIsCalled) {
+  BlockPool pool(3);
+  pool.get_new_blocks(int64_t{1});
+  pool.touch(Ids{1});
+  std::string told;
+  pool.unpin_blocks(Ids{1}, [&](BlockId) { told += "first "; });
+  pool.unpin_blocks(Ids{1}, [&](BlockId) { told += "second "; });
+  pool.touch(Ids{1});
+  pool.unpin_blocks(Ids{1}, [&](BlockId) { told += "third "; });
+  pool.get_new_blocks(int64_t{2});
+  EXPECT_EQ(told, "first second third ");
 }
 
 TEST(BlockPool, AThrowingCallbackLeavesTheBlocksFree) {

@@ -12,6 +12,7 @@
 #include "expect_valid.h"
 #include "kvplan/checked.h"
 #include "kvplan/errors.h"
+#include "kvplan/report.h"
 #include "model_builder.h"
 
 namespace kvplan::testing {

@@ -74,7 +74,7 @@ Json describe_file(const char* path) {
   }
   Json config;
   for_each_config_field(
-      [&](const char* name, auto member) { config[name] = describe(r.config.*member); });
+      [&](const auto& field) { config[field.name] = describe(r.config.*field.member); });
   Json workers = Json::array();
   for (const PlanRequest::Worker& w : r.request.workers()) {
     Json layers = Json::array();

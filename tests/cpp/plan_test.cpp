@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <thread>
+#include <vector>
+
 #include "expect_valid.h"
 #include "kvplan/kvplan.h"
 #include "model_builder.h"
@@ -31,6 +35,37 @@ TEST(Plan, RequestIsNotChanged) {
   EXPECT_EQ(model.request().specs().size(), specs);
   EXPECT_EQ(first.num_blocks, second.num_blocks);
   EXPECT_GT(first.specs->size(), specs) << "unified specs are the plan's own";
+}
+
+TEST(Plan, CopiesOfARequestAreIndependent) {
+  ModelBuilder model;
+  model.add(2, full(8, 128)).worker(kGiB);
+  const PlanRequest original = model.request();
+  const Plan plan = kvplan::plan(original, config(128));
+  std::vector<PlanRequest> copies(2, original);
+  std::vector<std::thread> threads;
+  for (PlanRequest& copy : copies) {
+    threads.emplace_back([&copy] {
+      for (int i = 0; i < 1000; ++i) {
+        const std::string name = "more." + std::to_string(i);
+        EXPECT_EQ(copy.add_layer_name(name), LayerId(2 + i));
+      }
+      copy.add_worker(copy.add_layers({{LayerId(1001), SpecId(0)}}), kGiB);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(original.names()->size(), 2u);
+  EXPECT_EQ(plan.names->size(), 2u);
+  for (const PlanRequest& copy : copies) {
+    EXPECT_EQ(copy.names()->size(), 1002u);
+    EXPECT_EQ(copy.workers().size(), 2u);
+  }
+  PlanRequest more = copies[0];
+  const std::string_view kept = (*plan.names)[LayerId(0)];
+  more = original;
+  EXPECT_EQ(more.add_layer_name("x"), LayerId(2));
+  EXPECT_EQ((*more.names())[LayerId(0)], kept);
+  EXPECT_EQ(more.names()->find("more.0"), LayerId());
 }
 
 TEST(Plan, AttentionFreeModel) {

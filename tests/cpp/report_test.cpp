@@ -54,6 +54,17 @@ TEST(Capacity, NullBlockIsNotUsable) {
   EXPECT_EQ(c.tokens, 1024);
   EXPECT_NEAR(c.max_concurrency, 1.14, 0.005);
   EXPECT_EQ(c.usable_tokens, 896);
+  EXPECT_DOUBLE_EQ(c.usable_concurrency, 1.0);
+}
+
+TEST(Capacity, FourRequestsWorthOfBlocksRunThree) {
+  const KVCacheSpec spec = full(1, 64, 128);
+  ModelBuilder model;
+  model.add(1, spec).worker(28 * page_size_bytes(spec));
+  const Capacity c = capacity(checked_plan(model.request(), config(896)));
+  EXPECT_DOUBLE_EQ(c.max_concurrency, 4.0);
+  EXPECT_DOUBLE_EQ(c.usable_concurrency, 27.0 / 7);
+  EXPECT_EQ(c.usable_tokens, 27 * 128);
 }
 
 // Case 13.

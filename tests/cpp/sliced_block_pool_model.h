@@ -38,9 +38,9 @@ class SlicedModel {
     std::string hash;
     int64_t num_tokens = 0;
     std::vector<std::string> more{};  // hashes besides
-    int watcher = 0;                  // who unpinned it; 0: nobody, or the contents are gone
+    std::vector<int> watchers{};      // who unpinned it, while the contents are there
     uint64_t watched_since = 0;
-    bool is_kept() const { return !hash.empty() || watcher != 0; }
+    bool is_kept() const { return !hash.empty() || !watchers.empty(); }
   };
   enum class Ages { kNone, kGroup, kWhole };
   struct Large {
@@ -128,8 +128,8 @@ class SlicedModel {
     for (const auto& [id, n] : times) slice_of(g, id).ref_count -= n;
     for (size_t i = 0; watcher != 0 && i < ids.size(); ++i) {
       Slice& s = slice_of(g, ids[i]);
-      if (s.watcher == 0) s.watched_since = ++clock_;
-      s.watcher = watcher;
+      if (s.watchers.empty()) s.watched_since = ++clock_;
+      s.watchers.push_back(watcher);
     }
     for (const int id : ids) {
       if (id == 0 || times.erase(id) == 0 || slice_of(g, id).ref_count != 0) continue;
@@ -158,7 +158,7 @@ class SlicedModel {
       bool evict = false;
       if (roomy != 0 && !(may_take_large && missing >= k(g))) {
         l = roomy;
-      } else if (own != 0 && (!may_take_large || fragmented)) {
+      } else if (own != 0 && !may_take_large) {
         l = fragmented ? crowded : own;
         evict = true;
       } else if (unused != 0) {
@@ -170,6 +170,9 @@ class SlicedModel {
         b.owner = g;
         b.slices.resize(static_cast<size_t>(k(g)));
         for (int slice = k(g) - 1; slice >= 0; --slice) b.unused.push_back(slice);
+      } else if (own != 0 && fragmented) {
+        l = crowded;
+        evict = true;
       } else if (own != 0 && (whole == 0 || at(own).age < at(whole).age)) {
         l = own;
         evict = true;
@@ -256,7 +259,9 @@ class SlicedModel {
       for (const ModelDemand& d : demands) touch(d.group, d.found);
       for (const ModelReuse& r : lost) {
         reused.push_back(r);
-        slice_of(r.group, r.block).watcher = 0;
+        std::vector<int>& watchers = slice_of(r.group, r.block).watchers;
+        if (watchers.empty()) continue;  // told for another of them already
+        watchers.clear();
         settle(r.group, r.block);
       }
       for (const ModelDemand& d : demands) free(d.group, {d.found.rbegin(), d.found.rend()});
@@ -322,9 +327,11 @@ class SlicedModel {
     const auto tokens = [&](size_t i) {
       return (first + static_cast<int64_t>(i) + 1) * block_size;
     };
+    std::set<int> listed;
     for (size_t i = 0; i < ids.size(); ++i) {
       if (!owned(g, ids[i]) || (ids[i] != 0 && slice_of(g, ids[i]).ref_count == 0)) return false;
       if (skip(i)) continue;
+      if (!listed.insert(ids[i]).second) return false;
       const Slice& s = slice_of(g, ids[i]);
       if (!s.hash.empty() && s.num_tokens >= tokens(i)) return false;
     }
@@ -339,8 +346,13 @@ class SlicedModel {
       s.num_tokens = tokens(i);
       cached[{hashes[i], g}].push_back(ids[i]);
       stored.hashes.push_back(hashes[i]);
+      stored.blocks.push_back(ids[i]);
+      stored.positions.push_back(first + static_cast<int64_t>(i));
     }
-    if (!ids.empty()) events.push_back(stored);
+    if (!ids.empty()) {
+      events.push_back(stored);
+      block_size_of[g] = block_size;
+    }
     return true;
   }
 
@@ -369,7 +381,10 @@ class SlicedModel {
       events.push_back({.kind = BlockPoolEvent::Kind::kStored,
                         .group_id = PoolGroupId{static_cast<uint16_t>(g)},
                         .block_size = 2,
-                        .hashes = {hash}});
+                        .hashes = {hash},
+                        .blocks = {id},
+                        .positions = {(num_tokens - 1) / 2}});
+      block_size_of[g] = 2;
     }
     return true;
   }
@@ -406,16 +421,19 @@ class SlicedModel {
     if (num_free_large() + 1 != num_large()) return false;
     events.push_back({.kind = BlockPoolEvent::Kind::kCleared});
     cached.clear();
-    std::map<uint64_t, ModelReuse> watched;
+    std::map<uint64_t, std::vector<ModelReuse>> watched;
     for (int l = 1; l < num_large(); ++l) {
       const Large& b = at(l);
       for (int slice = 0; slice < static_cast<int>(b.slices.size()); ++slice) {
         const Slice& s = b.slices[static_cast<size_t>(slice)];
-        if (s.watcher == 0) continue;
-        watched[s.watched_since] = {s.watcher, b.owner, l * k(b.owner) + slice};
+        for (const int watcher : s.watchers) {
+          watched[s.watched_since].push_back({watcher, b.owner, l * k(b.owner) + slice});
+        }
       }
     }
-    for (const auto& [since, reuse] : watched) reused.push_back(reuse);
+    for (const auto& [since, reuses] : watched) {
+      reused.insert(reused.end(), reuses.begin(), reuses.end());
+    }
     while (const int l = oldest(Ages::kWhole, -1)) {
       at(l) = {};
       reserve.push_back(l);
@@ -430,6 +448,7 @@ class SlicedModel {
   std::vector<int> reserve;  // the next one last
   std::map<std::pair<std::string, int>, std::vector<int>> cached;
   std::vector<BlockPoolEvent> events;
+  std::map<int, int64_t> block_size_of;  // as a group's blocks were stored last
   std::vector<ModelReuse> reused;
 
  private:
@@ -536,7 +555,10 @@ class SlicedModel {
       if (with_event) {
         events.push_back({.kind = BlockPoolEvent::Kind::kRemoved,
                           .group_id = PoolGroupId{static_cast<uint16_t>(g)},
-                          .hashes = {hash}});
+                          .block_size = block_size_of[g],
+                          .hashes = {hash},
+                          .blocks = {id},
+                          .still_cached = cached[{hash, g}].size() > 1});
       }
       std::vector<int>& holders = cached[{hash, g}];
       holders.erase(std::find(holders.begin(), holders.end(), id));
@@ -548,8 +570,9 @@ class SlicedModel {
 
   void give_up(int g, int id) {
     drop_hash(g, id, true);
-    int& watcher = slice_of(g, id).watcher;
-    if (watcher != 0) reused.push_back({std::exchange(watcher, 0), g, id});
+    for (const int watcher : std::exchange(slice_of(g, id).watchers, {})) {
+      reused.push_back({watcher, g, id});
+    }
   }
 
   /// A free slice that is kept for nothing any more is unused.

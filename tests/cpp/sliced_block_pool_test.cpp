@@ -203,6 +203,26 @@ TEST(SlicedBlockPool, TheReserveComesBeforeAnythingCached) {
   EXPECT_EQ(pool.num_cached_hashes(), 0);
 }
 
+TEST(SlicedBlockPool, NothingCachedIsEvictedWhileALargeBlockIsEmpty) {
+  for (const double own_first_above : {1.0, SlicedBlockPoolOptions{}.own_first_above, 0.0}) {
+    SlicedBlockPool pool(1000, kSlices, {.own_first_above = own_first_above});
+    const Ids ids = pool.get_new_blocks(kSmall, 128);
+    cache(pool, kSmall, ids, 0);
+    Ids freed;
+    for (size_t i = 0; i < ids.size(); i += 4) freed.insert(freed.end(), &ids[i], &ids[i] + 3);
+    pool.free_blocks(kSmall, freed);
+    EXPECT_EQ(pool.num_empty_large_blocks(), 967);
+    for (int i = 0; i < 100; ++i) pool.get_new_blocks(kSmall, 1);
+    EXPECT_EQ(pool.num_cached_hashes(), 128);
+    EXPECT_EQ(pool.num_empty_large_blocks(), 967 - 25);
+    pool.get_new_blocks(kWide, 2 * (967 - 25));
+    EXPECT_EQ(pool.num_empty_large_blocks(), 0);
+    EXPECT_EQ(pool.num_cached_hashes(), 128);
+    pool.get_new_blocks(kSmall, 1);
+    EXPECT_EQ(pool.num_cached_hashes(), 127);
+  }
+}
+
 TEST(SlicedBlockPool, TheLargeBlockUsedLongestAgoIsEmptiedFirst) {
   SlicedBlockPool pool(3, kSlices);
   const Ids first = pool.get_new_blocks(kWide, 2);
@@ -364,6 +384,10 @@ TEST(SlicedBlockPool, EventsOfAnEmptiedLargeBlock) {
   EXPECT_EQ(events[1].kind, BlockPoolEvent::Kind::kRemoved);
   EXPECT_EQ(events[1].hashes, (std::vector<std::string>{hash_of(1)}));
   EXPECT_EQ(events[2].hashes, (std::vector<std::string>{hash_of(0)}));
+  EXPECT_EQ(events[0].blocks, ids);
+  EXPECT_EQ(events[0].positions, (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(events[1].blocks, (Ids{ids[1]}));
+  EXPECT_EQ(events[1].block_size, 16);
 }
 
 // Moving.
@@ -620,7 +644,7 @@ TEST(SlicedBlockPoolUnpin, ABlockWithAnotherHolderStaysWatched) {
   pool.unpin_blocks(kSmall, Ids{4}, later.callback());
   pool.evict_blocks(kSmall, Ids{4});  // drops hashes only
   EXPECT_EQ(pool.get_new_blocks(kSmall, 3), (Ids{6, 7, 4}));
-  EXPECT_EQ(told.blocks, Reused{});
+  EXPECT_EQ(told.blocks, (Reused{{1, 4}, {1, 4}}));  // once for each time
   EXPECT_EQ(later.blocks, (Reused{{1, 4}}));
 }
 

@@ -12,6 +12,7 @@
 #include "describe_plan.h"
 #include "expect_valid.h"
 #include "kvplan/errors.h"
+#include "kvplan/report.h"
 #include "model_builder.h"
 #include "planning/regroup/slice_search.h"
 #include "random_source.h"
@@ -386,6 +387,23 @@ TEST(Sliced, AlignmentsWithoutACommonBlockAreRefused) {
     } catch (const Overflow& e) {
       EXPECT_NE(std::string(e.what()).find("alignment"), std::string::npos) << e.what();
     }
+  }
+}
+
+// Each window is a kind of its own, and each layer count a slice of its own size.
+TEST(Sliced, ThousandsOfKindsArePlannedInTime) {
+  for (const int64_t layers_of_a_kind : {1, 3}) {
+    ModelBuilder model;
+    for (int64_t i = 0; i < 2048 / layers_of_a_kind; ++i) {
+      model.add(static_cast<int>(1 + i % layers_of_a_kind), sliding(8, 128, 1024 + 16 * i),
+                "window" + std::to_string(i));
+    }
+    model.worker(4096 * kGiB);
+    PlanningConfig c = config(65536);
+    c.kv_cache_layout = KVCacheLayout::kBLHNC;
+    c.grouping = Grouping::kSliced;
+    const Plan plan = checked_plan(model.request(), c);
+    EXPECT_EQ(static_cast<int64_t>(plan.groups.size()), 2048 / layers_of_a_kind);
   }
 }
 

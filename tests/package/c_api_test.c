@@ -14,41 +14,27 @@
     }                                                                                \
   } while (0)
 
-static kvplan_request* make_request(int64_t bytes) {
-  kvplan_request* request = NULL;
-  kvplan_spec full;
-  kvplan_spec window;
-  int32_t specs[6];
-  int32_t layers[6];
-  int32_t full_id;
-  int32_t window_id;
-  int i;
-  REQUIRE(kvplan_request_create(&request) == KVPLAN_OK);
-  kvplan_spec_init(&full, KVPLAN_FULL_ATTENTION);
-  full.block_size = 16;
-  full.num_kv_heads = 8;
-  full.head_size = 128;
-  kvplan_spec_init(&window, KVPLAN_SLIDING_WINDOW);
-  window.block_size = 16;
-  window.num_kv_heads = 8;
-  window.head_size = 128;
-  window.window = 1024;
-  REQUIRE(kvplan_request_add_spec(request, &full, &full_id) == KVPLAN_OK);
-  REQUIRE(kvplan_request_add_spec(request, &window, &window_id) == KVPLAN_OK);
-  for (i = 0; i < 6; ++i) {
-    char name[32];
-    snprintf(name, sizeof name, "layers.%d", i);
-    REQUIRE(kvplan_request_add_layer(request, name, &layers[i]) == KVPLAN_OK);
-    specs[i] = i % 3 == 2 ? full_id : window_id;
-  }
-  REQUIRE(kvplan_request_add_worker(request, layers, specs, 6, bytes) == KVPLAN_OK);
-  REQUIRE(kvplan_request_add_worker(request, layers, specs, 6, 2 * bytes) == KVPLAN_OK);
-  return request;
+/* Six layers, two sliding and one full in turn, on two workers with so many bytes and twice that.
+ * `config` has the fields besides max_model_len, each with a comma before it. */
+static kvplan_status plan_six_layers(int64_t bytes, int64_t max_model_len, const char* config,
+                                     kvplan_plan** plan) {
+  char json[2048];
+  const int length = snprintf(
+      json, sizeof json,
+      "{\"kvplan_request\": 1, \"config\": {\"max_model_len\": %lld%s}, \"specs\": ["
+      "{\"kind\": \"FullAttentionSpec\", \"block_size\": 16, \"num_kv_heads\": 8,"
+      " \"head_size\": 128, \"dtype\": \"bfloat16\"},"
+      "{\"kind\": \"SlidingWindowSpec\", \"block_size\": 16, \"num_kv_heads\": 8,"
+      " \"head_size\": 128, \"dtype\": \"bfloat16\", \"sliding_window\": 1024}], \"workers\": ["
+      "{\"available_memory\": %lld, \"layers\": [[\"layers.0\", 1], [\"layers.1\", 1],"
+      " [\"layers.2\", 0], [\"layers.3\", 1], [\"layers.4\", 1], [\"layers.5\", 0]]},"
+      "{\"available_memory\": %lld, \"same_layers_as\": 0}]}",
+      (long long)max_model_len, config, (long long)bytes, (long long)(2 * bytes));
+  REQUIRE(length > 0 && (size_t)length < sizeof json);
+  return kvplan_plan_create_from_json(json, (size_t)length, plan);
 }
 
 static void plans_and_reads(void) {
-  kvplan_request* request = make_request((int64_t)1 << 30);
-  kvplan_config config;
   kvplan_plan* plan = NULL;
   kvplan_summary summary;
   kvplan_worker worker;
@@ -56,13 +42,11 @@ static void plans_and_reads(void) {
   kvplan_tensor tensor;
   size_t placed = 0;
   size_t t;
-  kvplan_config_init(&config);
-  config.max_model_len = 65536;
-  REQUIRE(kvplan_plan_create(request, &config, &plan) == KVPLAN_OK);
-  kvplan_request_destroy(request);
+  REQUIRE(plan_six_layers((int64_t)1 << 30, 65536, "", &plan) == KVPLAN_OK);
   REQUIRE(kvplan_plan_check(plan) == KVPLAN_OK);
   REQUIRE(kvplan_plan_summary(plan, &summary) == KVPLAN_OK);
   REQUIRE(summary.max_model_len == 65536);
+  REQUIRE(summary.usable_concurrency < summary.max_concurrency);
   REQUIRE(summary.num_groups == 3 && summary.num_workers == 2);
   REQUIRE(summary.bytes_per_block == 2 * 65536);
   REQUIRE(summary.num_blocks == ((int64_t)1 << 30) / (2 * 65536));
@@ -90,98 +74,60 @@ static void plans_and_reads(void) {
 }
 
 static void says_what_is_missing(void) {
-  kvplan_request* request = make_request(1 << 24);
-  kvplan_config config;
-  kvplan_plan* plan = (kvplan_plan*)&config;
+  kvplan_plan* plan = (kvplan_plan*)&plan;
   kvplan_shortage shortage;
   kvplan_summary summary;
-  kvplan_config_init(&config);
-  config.max_model_len = 65536;
-  REQUIRE(kvplan_plan_create(request, &config, &plan) == KVPLAN_NOT_ENOUGH_MEMORY);
+  REQUIRE(plan_six_layers(1 << 24, 65536, "", &plan) == KVPLAN_NOT_ENOUGH_MEMORY);
   REQUIRE(plan == NULL);
   REQUIRE(strstr(kvplan_last_error(), "is needed") != NULL);
   kvplan_last_shortage(&shortage);
   REQUIRE(shortage.worker == 0 && shortage.max_model_len == 65536);
   REQUIRE(shortage.needed_bytes > shortage.available_bytes);
-  config.auto_fit = 1;
-  REQUIRE(kvplan_plan_create(request, &config, &plan) == KVPLAN_OK);
+  REQUIRE(plan_six_layers(1 << 24, 65536, ", \"auto_fit\": true", &plan) == KVPLAN_OK);
   REQUIRE(kvplan_plan_summary(plan, &summary) == KVPLAN_OK);
   REQUIRE(summary.max_model_len == shortage.estimated_max_len);
   kvplan_plan_destroy(plan);
-  kvplan_request_destroy(request);
 }
 
 static void survives_bad_arguments(void) {
-  kvplan_request* request = make_request(1 << 24);
-  kvplan_config config;
-  kvplan_spec spec;
   kvplan_plan* plan = NULL;
-  int32_t id;
-  int32_t unknown = 77;
-  kvplan_config_init(&config);
-  config.max_model_len = 0;
-  REQUIRE(kvplan_plan_create(request, &config, &plan) == KVPLAN_INVALID_ARGUMENT);
-  config.max_model_len = 16;
-  config.layout = 6;
-  REQUIRE(kvplan_plan_create(request, &config, &plan) == KVPLAN_INVALID_ARGUMENT);
-  REQUIRE(kvplan_plan_create(NULL, &config, &plan) == KVPLAN_INVALID_ARGUMENT);
-  REQUIRE(kvplan_plan_create(request, NULL, &plan) == KVPLAN_INVALID_ARGUMENT);
-  REQUIRE(kvplan_plan_create(request, &config, NULL) == KVPLAN_INVALID_ARGUMENT);
-  REQUIRE(kvplan_request_add_layer(request, "", &id) == KVPLAN_INVALID_ARGUMENT);
-  REQUIRE(kvplan_request_add_layer(request, NULL, &id) == KVPLAN_INVALID_ARGUMENT);
-  REQUIRE(kvplan_request_add_worker(request, &unknown, &unknown, 1, 1) == KVPLAN_INVALID_ARGUMENT);
-  REQUIRE(kvplan_request_add_worker(request, NULL, NULL, 1, 1) == KVPLAN_INVALID_ARGUMENT);
-  kvplan_spec_init(&spec, KVPLAN_FULL_ATTENTION);
-  REQUIRE(kvplan_request_add_spec(request, &spec, &id) == KVPLAN_INVALID_ARGUMENT);
-  spec.kind = 99;
-  REQUIRE(kvplan_request_add_spec(request, &spec, &id) == KVPLAN_INVALID_ARGUMENT);
-  kvplan_spec_init(&spec, KVPLAN_CUSTOM);
-  spec.block_size = 16;
-  spec.page_size = 4096;
-  REQUIRE(kvplan_request_add_spec(request, &spec, &id) == KVPLAN_INVALID_ARGUMENT);
-  spec.custom_class = "PluginSpec";
-  /* A call that cannot say the id adds nothing: the next ids are those after make_request()'s. */
-  REQUIRE(kvplan_request_add_spec(request, &spec, NULL) == KVPLAN_INVALID_ARGUMENT);
-  spec.page_size = 8192;
-  REQUIRE(kvplan_request_add_spec(request, &spec, &id) == KVPLAN_OK);
-  REQUIRE(id == 2);
-  REQUIRE(kvplan_request_add_layer(request, "unheard", NULL) == KVPLAN_INVALID_ARGUMENT);
-  REQUIRE(kvplan_request_add_layer(request, "heard", &id) == KVPLAN_OK);
-  REQUIRE(id == 6);
-  kvplan_request_destroy(request);
-  kvplan_request_destroy(NULL);
+  kvplan_pool* pool = NULL;
+  kvplan_summary summary;
+  int32_t block;
+  REQUIRE(kvplan_plan_create_from_json(NULL, 0, &plan) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_plan_create_from_json("{}", 2, NULL) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_plan_create_from_json("{}", (size_t)-1, &plan) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(strstr(kvplan_last_error(), "18446744073709551615 bytes of JSON") != NULL);
+  REQUIRE(kvplan_plan_summary(NULL, &summary) == KVPLAN_INVALID_ARGUMENT);
+  /* Counts whose products wrap around. */
+  REQUIRE(kvplan_pool_create(5, 1, &pool) == KVPLAN_OK);
+  REQUIRE(kvplan_pool_allocate(pool, &block, (size_t)-4) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_pool_cache(pool, &block, (size_t)1 << 60, "hash", 16, 16, 0) ==
+          KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_pool_cache(pool, &block, 1, "hash", (size_t)1 << 60, 16, 0) ==
+          KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_pool_num_free(pool) == 4);
+  kvplan_pool_destroy(pool);
   kvplan_plan_destroy(NULL);
   kvplan_pool_destroy(NULL);
 }
 
-/* With the argument "no-json", of a build without a JSON library. */
-static void plans_json(int has_json) {
-  static const char json[] =
-      "{\"kvplan_request\": 1, \"config\": {\"max_model_len\": 4096},"
-      " \"specs\": [{\"kind\": \"FullAttentionSpec\", \"block_size\": 16, \"num_kv_heads\": 8,"
-      " \"head_size\": 128, \"dtype\": \"bfloat16\"}],"
-      " \"workers\": [{\"available_memory\": 1073741824, \"layers\": [[\"a\", 0], [\"b\", 0]]},"
-      " {\"available_memory\": 1073741824, \"same_layers_as\": 0}]}";
+static void reads_json_strictly(void) {
   kvplan_plan* plan = NULL;
-  kvplan_summary summary;
-  REQUIRE(kvplan_plan_create_from_json(NULL, 0, &plan) == KVPLAN_INVALID_ARGUMENT);
-  REQUIRE(kvplan_plan_create_from_json(json, sizeof json - 1, NULL) == KVPLAN_INVALID_ARGUMENT);
-  if (!has_json) {
-    REQUIRE(kvplan_plan_create_from_json(json, sizeof json - 1, &plan) == KVPLAN_NOT_BUILT);
-    REQUIRE(plan == NULL && strstr(kvplan_last_error(), "KVPLAN_JSON") != NULL);
-    return;
-  }
-  REQUIRE(kvplan_plan_create_from_json(json, sizeof json - 1, &plan) == KVPLAN_OK);
-  REQUIRE(kvplan_plan_summary(plan, &summary) == KVPLAN_OK);
-  REQUIRE(summary.num_workers == 2 && summary.max_model_len == 4096);
-  REQUIRE(summary.num_blocks == 1073741824 / (2 * 65536));
-  REQUIRE(strcmp(kvplan_plan_layer_name(plan, 1), "b") == 0);
-  REQUIRE(kvplan_plan_check(plan) == KVPLAN_OK);
-  kvplan_plan_destroy(plan);
-  REQUIRE(kvplan_plan_create_from_json(json, sizeof json - 2, &plan) == KVPLAN_INVALID_ARGUMENT);
-  REQUIRE(plan == NULL && strstr(kvplan_last_error(), "not a JSON request") != NULL);
+  REQUIRE(plan_six_layers(1 << 24, 0, "", &plan) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(plan_six_layers(1 << 24, 16, ", \"layout\": 6", &plan) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(plan == NULL && strstr(kvplan_last_error(), "unknown field 'layout'") != NULL);
+  REQUIRE(plan_six_layers(1 << 24, 16, "}", &plan) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(strstr(kvplan_last_error(), "not a JSON request") != NULL);
   REQUIRE(kvplan_plan_create_from_json("{}", 2, &plan) == KVPLAN_INVALID_ARGUMENT);
   REQUIRE(strstr(kvplan_last_error(), "$: `kvplan_request` is missing") != NULL);
+}
+
+/* Of a build without a JSON library. */
+static void says_that_json_is_missing(void) {
+  kvplan_plan* plan = (kvplan_plan*)&plan;
+  REQUIRE(plan_six_layers(1 << 24, 16, "", &plan) == KVPLAN_NOT_BUILT);
+  REQUIRE(plan == NULL && strstr(kvplan_last_error(), "KVPLAN_JSON") != NULL);
 }
 
 static void hands_out_blocks(void) {
@@ -212,8 +158,8 @@ static void hands_out_blocks(void) {
 
 /* A plan with slices, and its pool: each group's slices share large blocks with the others'. */
 static void plans_and_hands_out_slices(void) {
-  kvplan_request* request = make_request((int64_t)1 << 30);
-  kvplan_config config;
+  static const char sliced[] =
+      ", \"grouping\": \"sliced\", \"kv_cache_layout\": \"BLHNC\", \"min_large_blocks\": 100";
   kvplan_plan* plan = NULL;
   kvplan_summary summary;
   kvplan_group group;
@@ -223,21 +169,9 @@ static void plans_and_hands_out_slices(void) {
   int32_t blocks[4096];
   size_t g;
   int32_t fits = -1;
-  kvplan_config_init(&config);
-  REQUIRE(config.grouping == KVPLAN_GROUPING_VLLM && config.min_large_blocks == 700);
-  config.max_model_len = 16384;
-  config.grouping = KVPLAN_GROUPING_SLICED;
-  REQUIRE(kvplan_plan_create(request, &config, &plan) == KVPLAN_LAYOUT);
-  config.layout = KVPLAN_BLHNC;
-  config.min_large_blocks = 0;
-  REQUIRE(kvplan_plan_create(request, &config, &plan) == KVPLAN_INVALID_ARGUMENT);
-  config.min_large_blocks = 100;
-  config.grouping = 3;
-  REQUIRE(kvplan_plan_create(request, &config, &plan) == KVPLAN_INVALID_ARGUMENT);
-  REQUIRE(strstr(kvplan_last_error(), "unknown kvplan_grouping 3") != NULL);
-  config.grouping = KVPLAN_GROUPING_SLICED;
-  REQUIRE(kvplan_plan_create(request, &config, &plan) == KVPLAN_OK);
-  kvplan_request_destroy(request);
+  REQUIRE(plan_six_layers((int64_t)1 << 30, 16384, ", \"grouping\": \"sliced\"", &plan) ==
+          KVPLAN_LAYOUT);
+  REQUIRE(plan_six_layers((int64_t)1 << 30, 16384, sliced, &plan) == KVPLAN_OK);
   REQUIRE(kvplan_plan_check(plan) == KVPLAN_OK);
   REQUIRE(kvplan_plan_summary(plan, &summary) == KVPLAN_OK);
   REQUIRE(summary.num_groups == 2);
@@ -366,51 +300,18 @@ static void unpins_and_moves_hashes(void) {
   kvplan_pool_destroy(pool);
 }
 
-static kvplan_summary summary_of_encoder_decoder(int64_t encoder_tokens) {
-  kvplan_request* request = NULL;
-  kvplan_plan* plan = NULL;
-  kvplan_config config;
-  kvplan_spec cross;
-  kvplan_summary summary;
-  int32_t layer;
-  int32_t spec;
-  REQUIRE(kvplan_request_create(&request) == KVPLAN_OK);
-  kvplan_spec_init(&cross, KVPLAN_CROSS_ATTENTION);
-  cross.block_size = 16;
-  cross.num_kv_heads = 8;
-  cross.head_size = 128;
-  REQUIRE(kvplan_request_add_spec(request, &cross, &spec) == KVPLAN_OK);
-  REQUIRE(kvplan_request_add_layer(request, "cross", &layer) == KVPLAN_OK);
-  REQUIRE(kvplan_request_add_worker(request, &layer, &spec, 1, (int64_t)1 << 30) == KVPLAN_OK);
-  kvplan_config_init(&config);
-  config.max_model_len = 448;
-  config.max_num_encoder_input_tokens = 8192;
-  config.encoder_tokens_per_request = encoder_tokens;
-  REQUIRE(kvplan_plan_create(request, &config, &plan) == KVPLAN_OK);
-  REQUIRE(kvplan_plan_summary(plan, &summary) == KVPLAN_OK);
-  kvplan_plan_destroy(plan);
-  kvplan_request_destroy(request);
-  return summary;
-}
-
-static void counts_the_encoder_tokens_of_a_request(void) {
-  const kvplan_summary unknown = summary_of_encoder_decoder(0);
-  const kvplan_summary known = summary_of_encoder_decoder(1500);
-  const double usable = (double)(known.num_blocks - 1);
-  REQUIRE(unknown.steady_concurrency == usable / 512);
-  REQUIRE(known.steady_concurrency == usable / 94);
-  REQUIRE(known.max_concurrency == unknown.max_concurrency);
-}
-
 int main(int argc, char** argv) {
   REQUIRE(strlen(kvplan_version()) >= 5);
-  plans_and_reads();
-  counts_the_encoder_tokens_of_a_request();
-  says_what_is_missing();
+  if (argc < 2 || strcmp(argv[1], "no-json") != 0) {
+    plans_and_reads();
+    says_what_is_missing();
+    reads_json_strictly();
+    plans_and_hands_out_slices();
+  } else {
+    says_that_json_is_missing();
+  }
   survives_bad_arguments();
-  plans_json(argc < 2 || strcmp(argv[1], "no-json") != 0);
   hands_out_blocks();
-  plans_and_hands_out_slices();
   moves_slices();
   unpins_and_moves_hashes();
   puts("ok");

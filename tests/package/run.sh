@@ -1,6 +1,7 @@
 #!/bin/bash
 # The C++ package as a stranger meets it: headers alone, installed static and shared, pkg-config,
-# vendored, from C and from Rust. Usage: tests/package/run.sh [work directory]
+# vendored, from C and from Rust. Without nlohmann/json nothing is planned from C, and the rest is
+# tried all the same. Usage: tests/package/run.sh [work directory]
 set -euo pipefail
 source_dir=$(cd "$(dirname "$0")/../.." && pwd)
 work=${1:-$(mktemp -d)}
@@ -38,6 +39,7 @@ for kind in static shared; do
     -DBUILD_SHARED_LIBS=$([ $kind = shared ] && echo ON || echo OFF) \
     -DCMAKE_INSTALL_PREFIX="$prefix" > "$work/configure-$kind.log"
   cmake --build "$work/build-$kind" > "$work/build-$kind.log"
+  no_json=$(grep -q 'reads requests: OFF' "$work/configure-$kind.log" && echo no-json || true)
   cmake --install "$work/build-$kind" --component kvplan_devel > /dev/null
   libdir=$(dirname "$(find "$prefix" -name 'libkvplan.*' | head -1)")
 
@@ -59,7 +61,7 @@ for kind in static shared; do
   static_flag=$([ $kind = static ] && echo --static || true)
   "$cc" -std=c99 "${warnings[@]}" "$source_dir/tests/package/c_api_test.c" -o "$work/c_api_$kind" \
     $(pkg-config --cflags kvplan) $(pkg-config --libs $static_flag kvplan) -Wl,-rpath,"$libdir"
-  "$work/c_api_$kind"
+  "$work/c_api_$kind" $no_json
 done
 
 step "an installed kvplan asks for no JSON library"
@@ -70,7 +72,7 @@ fi
 step "symbols of the shared library"
 library=$(find "$work/shared-moved" -name 'libkvplan.so' | head -1)
 nm -D --defined-only -C "$library" | awk '$2 ~ /[TDBR]/' > "$work/symbols"
-grep -q ' kvplan_plan_create$' "$work/symbols"
+grep -q ' kvplan_plan_create_from_json$' "$work/symbols"
 if grep -vE ' (kvplan::|kvplan_|typeinfo|vtable|non-virtual)' "$work/symbols"; then
   echo "the library exports the above" && exit 1
 fi
@@ -83,11 +85,22 @@ for vendor in add_subdirectory FetchContent; do
   json=$([ $vendor = FetchContent ] && echo OFF || echo AUTO)
   step "vendored by $vendor, KVPLAN_JSON=$json"
   cmake -S "$source_dir/tests/package/consumer" -B "$work/consumer-$vendor" "${generator[@]}" \
-    -DKVPLAN_SOURCE="$source_dir" -DKVPLAN_VENDOR=$vendor -DKVPLAN_CUDA=OFF -DKVPLAN_UNITY=ON -DKVPLAN_JSON=$json \
-    > /dev/null
+    -DKVPLAN_SOURCE="$source_dir" -DKVPLAN_VENDOR=$vendor -DKVPLAN_CUDA=OFF -DKVPLAN_UNITY=ON \
+    -DKVPLAN_JSON=$json > "$work/configure-$vendor.log"
   cmake --build "$work/consumer-$vendor" > /dev/null
-  "$work/consumer-$vendor/c_api_test" $([ $json = OFF ] && echo no-json)
+  no_json=$(grep -q 'reads requests: OFF' "$work/configure-$vendor.log" && echo no-json || true)
+  "$work/consumer-$vendor/c_api_test" $no_json
 done
+
+step "vendored in an engine that exports its own targets"
+cmake -S "$source_dir/tests/package/consumer" -B "$work/consumer-FetchContent" -DKVPLAN_INSTALL=ON \
+  -DCMAKE_INSTALL_PREFIX="$work/engine" > /dev/null
+cmake --build "$work/consumer-FetchContent" > /dev/null
+cmake --install "$work/consumer-FetchContent" > /dev/null
+cmake -S "$source_dir/tests/package/engine_user" -B "$work/engine-user" "${generator[@]}" \
+  -DCMAKE_PREFIX_PATH="$work/engine" > /dev/null
+cmake --build "$work/engine-user" > /dev/null
+"$work/engine-user/user"
 
 step "Rust"
 if command -v rustc > /dev/null; then

@@ -124,11 +124,30 @@ def test_events():
         ("stored", 0, [b"d"], b"c"),
         ("removed", 1, [b"c"], None),
     ]
+    assert [(e.block_ids, e.positions, e.block_size) for e in events] == [
+        ([1, 3], [0, 2], 16),
+        ([2], [3], 16),
+        ([3], [], 16),
+    ]
+    assert not events[2].still_cached
     assert pool.take_events() == []
     assert "kind='removed'" in repr(events[2])
     pool.free_blocks([1, 2, 3])
     assert pool.reset_prefix_cache()
     assert [e.kind for e in pool.take_events()] == ["cleared"]
+
+
+def test_events_that_nobody_takes_are_bounded():
+    pool = kvplan.BlockPool(3, enable_events=True, max_events=2)
+    pool.get_new_blocks(2)
+    pool.cache_full_blocks([1], [b"a"], 16)
+    pool.cache_full_blocks([2], [b"a"], 16)
+    pool.evict_blocks([1])
+    lost, removed = pool.take_events()
+    assert (lost.kind, lost.num_lost) == ("lost", 2)
+    assert (removed.kind, removed.still_cached) == ("removed", True)
+    with pytest.raises(ValueError, match="max_events must be positive, got 0"):
+        kvplan.BlockPool(3, max_events=0)
 
 
 def test_partial_blocks():

@@ -34,6 +34,7 @@ def test_ids_are_int32_arrays_of_slices(pool):
     assert pool.ref_counts([0, 2, 3], WIDE).tolist() == [0, 1, 0]
     pool.free_blocks(wide, WIDE)
     assert pool.num_free_large_blocks == 2
+    assert pool.num_empty_large_blocks == 2
     pool.check_invariants()
 
 

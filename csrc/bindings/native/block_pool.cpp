@@ -54,6 +54,8 @@ const char* kind_name(const BlockPoolEvent& event) {
       return "stored";
     case BlockPoolEvent::Kind::kRemoved:
       return "removed";
+    case BlockPoolEvent::Kind::kLost:
+      return "lost";
     default:
       return "cleared";
   }
@@ -73,19 +75,28 @@ py::object event_parent(const BlockPoolEvent& event) {
 py::str event_repr(const BlockPoolEvent& event) {
   return py::str(
              "BlockPoolEvent(kind={!r}, group_id={}, block_size={}, hashes={!r}, "
-             "parent_hash={!r})")
+             "parent_hash={!r}, block_ids={}, positions={}, still_cached={}, num_lost={})")
       .format(kind_name(event), static_cast<uint16_t>(event.group_id), event.block_size,
-              event_hashes(event), event_parent(event));
+              event_hashes(event), event_parent(event), event.blocks, event.positions,
+              event.still_cached, event.num_lost);
 }
 
 void bind_event(py::module_& m) {
   py::class_<BlockPoolEvent>(m, "BlockPoolEvent", "A change of the prefix cache.")
-      .def_property_readonly("kind", &kind_name, "'stored', 'removed' or 'cleared'.")
+      .def_property_readonly("kind", &kind_name, "'stored', 'removed', 'cleared' or 'lost'.")
       .def_property_readonly(
           "group_id", [](const BlockPoolEvent& e) { return static_cast<uint16_t>(e.group_id); })
-      .def_readonly("block_size", &BlockPoolEvent::block_size, "Tokens per hash; 0 unless stored.")
+      .def_readonly("block_size", &BlockPoolEvent::block_size,
+                    "Tokens per hash; of a removed one, as its group's were stored last.")
       .def_property_readonly("hashes", &event_hashes, "Hashes without the group id.")
       .def_property_readonly("parent_hash", &event_parent, "Hash before the first of `hashes`.")
+      .def_readonly("block_ids", &BlockPoolEvent::blocks, "The block of each hash.")
+      .def_readonly("positions", &BlockPoolEvent::positions,
+                    "Of each stored hash, in units of block_size from the request's start.")
+      .def_readonly("still_cached", &BlockPoolEvent::still_cached,
+                    "Whether the removed hash leads to another block now.")
+      .def_readonly("num_lost", &BlockPoolEvent::num_lost,
+                    "Events dropped here, since nobody had taken them ('lost').")
       .def("__eq__", [](const BlockPoolEvent& a, const BlockPoolEvent& b) { return a == b; })
       .def("__repr__", &event_repr);
 }
@@ -113,13 +124,16 @@ calls must not overlap.
 
 num_blocks: blocks of the pool, the null block included.
 enable_caching: off, freed blocks are reused last in, first out, hashed or not.
-enable_events: queue changes of the prefix cache for take_events().)")
-      .def(py::init([](int64_t num_blocks, bool enable_caching, bool enable_events) {
-             return BlockPool(num_blocks,
-                              {.enable_caching = enable_caching, .enable_events = enable_events});
-           }),
+enable_events: queue changes of the prefix cache for take_events().
+max_events: events that wait at most; one more drops them all for one 'lost' event.)")
+      .def(py::init(
+               [](int64_t num_blocks, bool enable_caching, bool enable_events, int64_t max_events) {
+                 return BlockPool(num_blocks, {.enable_caching = enable_caching,
+                                               .enable_events = enable_events,
+                                               .max_events = max_events});
+               }),
            py::arg("num_blocks"), py::kw_only(), py::arg("enable_caching") = true,
-           py::arg("enable_events") = false)
+           py::arg("enable_events") = false, py::arg("max_events") = BlockPoolOptions{}.max_events)
       .def_property_readonly("num_blocks", &BlockPool::num_blocks)
       .def_property_readonly("num_free_blocks", &BlockPool::num_free_blocks)
       .def_property_readonly("usage", &BlockPool::usage,

@@ -9,6 +9,7 @@
 #include "bindings/native/short_repr.h"
 #include "bindings/vllm/session.h"
 #include "kvplan/errors.h"
+#include "kvplan/report.h"
 
 namespace py = pybind11;
 
@@ -312,8 +313,11 @@ void bind_plan(py::module_& m) {
          "Bytes that a request of one token more holds in addition.");
   room("max_concurrency", &Capacity::max_concurrency,
        "Requests of the planned length at once, by vLLM's formula.");
+  room("usable_concurrency", &Capacity::usable_concurrency,
+       "The same without the null block: what runs at once.");
   room("capacity_tokens", &Capacity::tokens, "Tokens of the cache, by vLLM's formula.");
-  room("usable_capacity_tokens", &Capacity::usable_tokens, "The same without the null block.");
+  room("usable_capacity_tokens", &Capacity::usable_tokens,
+       "Tokens of usable_concurrency requests.");
   room("steady_concurrency", &Capacity::steady_concurrency,
        "Requests at once when in-flight tokens are counted once per engine.");
   room("steady_capacity_tokens", &Capacity::steady_tokens, "Tokens of that many requests.");

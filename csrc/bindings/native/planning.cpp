@@ -11,6 +11,7 @@
 #include "bindings/vllm/session.h"
 #include "kvplan/checked.h"
 #include "kvplan/plan.h"
+#include "kvplan/report.h"
 #include "planning/fitting/admission.h"
 
 namespace py = pybind11;

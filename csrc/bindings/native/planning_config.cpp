@@ -19,7 +19,7 @@ namespace {
 template <class T>
 py::object write_config_field(const T& value, std::string_view field) {
   if constexpr (std::is_enum_v<T>) {
-    return py::str(Names<T>::print(value));
+    return py::str(std::string(to_string(value)));
   } else {
     return write_field(value, field);
   }
@@ -42,7 +42,7 @@ py::object write_config_field(const std::vector<KernelBlockSize>& value, std::st
 const std::vector<InternedName>& field_names() {
   static const std::vector<InternedName> names = [] {
     std::vector<InternedName> all;
-    for_each_config_field([&](const char* name, auto) { all.emplace_back(name); });
+    for_each_config_field([&](const auto& field) { all.emplace_back(field.name); });
     return all;
   }();
   return names;
@@ -51,9 +51,10 @@ const std::vector<InternedName>& field_names() {
 py::dict fields_of(const PlanningConfig& config, bool compact) {
   const PlanningConfig defaults;
   py::dict fields;
-  for_each_config_field([&](const char* name, auto member) {
-    if (compact && config.*member == defaults.*member) return;
-    fields[name] = write_config_field(config.*member, name);
+  for_each_config_field([&](const auto& field) {
+    const auto& value = config.*field.member;
+    if (compact && value == defaults.*field.member) return;
+    fields[field.name] = write_config_field(value, field.name);
   });
   return fields;
 }
@@ -107,16 +108,16 @@ void read_config_field(py::handle in, std::string_view field, std::vector<Kernel
 void set_planning_config(PlanningConfig& config, const py::dict& fields) {
   size_t used = 0;
   size_t position = 0;
-  for_each_config_field([&](const char* name, auto member) {
+  for_each_config_field([&](const auto& field) {
     PyObject* key = field_names()[position++].ptr();
     const py::handle value = PyDict_GetItemWithError(fields.ptr(), key);
     if (!value) return;
     ++used;
-    read_config_field(value, name, config.*member);
+    read_config_field(value, field.name, config.*field.member);
   });
   if (used == fields.size()) return;
   std::vector<std::string> known;
-  for_each_config_field([&](const char* name, auto) { known.emplace_back(name); });
+  for_each_config_field([&](const auto& field) { known.emplace_back(field.name); });
   refuse_unknown_fields("PlanningConfig", fields, known);
 }
 
@@ -138,9 +139,9 @@ void bind_planning_config(py::module_& m) {
       "scheduled but not settled in all concurrent batches together. Raises ValueError or\n"
       "TypeError that names the field.");
   cls.def(py::init([](const py::kwargs& kwargs) { return make_planning_config(kwargs); }));
-  for_each_config_field([&](const char* name, auto member) {
-    cls.def_property_readonly(name, [member, name](const PlanningConfig& self) {
-      return write_config_field(self.*member, name);
+  for_each_config_field([&](const auto& field) {
+    cls.def_property_readonly(field.name, [field](const PlanningConfig& self) {
+      return write_config_field(self.*field.member, field.name);
     });
   });
   cls.def(

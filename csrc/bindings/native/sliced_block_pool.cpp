@@ -192,24 +192,33 @@ num_large_blocks: large blocks of the pool, the null block included; a plan's nu
 slices: slices of a large block, for each group.
 enable_caching: off, a block that nobody holds any more loses its hash.
 enable_events: queue changes of the prefix cache for take_events().
-own_first_above: share of the pool, 0 to 1. A group with more bytes than that free in its partly
-used large blocks reuses what is cached there before it takes another large block. The smaller,
-the fuller the pool gets; the larger, the longer the prefix cache remembers.)")
+max_events: events that wait at most; one more drops them all for one 'lost' event.
+own_first_above: share of the pool, 0 to 1. When no large block is empty, a group with more bytes
+than that free in its partly used large blocks reuses what is cached there before it empties
+another large block. The smaller, the fuller the pool gets; the larger, the longer the prefix
+cache remembers.)")
       .def(py::init([](int64_t num_large_blocks, const std::vector<int64_t>& slices,
-                       bool enable_caching, bool enable_events, double own_first_above) {
+                       bool enable_caching, bool enable_events, int64_t max_events,
+                       double own_first_above) {
              return SlicedBlockPool(num_large_blocks, slices,
                                     {.enable_caching = enable_caching,
                                      .enable_events = enable_events,
+                                     .max_events = max_events,
                                      .own_first_above = own_first_above});
            }),
            py::arg("num_large_blocks"), py::arg("slices"), py::kw_only(),
            py::arg("enable_caching") = true, py::arg("enable_events") = false,
+           py::arg("max_events") = SlicedBlockPoolOptions{}.max_events,
            py::arg("own_first_above") = SlicedBlockPoolOptions{}.own_first_above)
       .def_property_readonly("num_large_blocks", &SlicedBlockPool::num_large_blocks)
       .def_property_readonly("num_groups", &SlicedBlockPool::num_groups)
       .def_property_readonly("slices", &slices, "Slices of a large block, for each group.")
       .def_property_readonly("num_free_large_blocks", &SlicedBlockPool::num_free_large_blocks,
                              "Large blocks without a slice in use.")
+      .def_property_readonly(
+          "num_empty_large_blocks", &SlicedBlockPool::num_empty_large_blocks,
+          "Large blocks that hold nothing. While there are some, nothing cached\n"
+          "is evicted for new blocks.")
       .def_property_readonly(
           "num_free_large_blocks_after_moves", &SlicedBlockPool::num_free_large_blocks_after_moves,
           "Large blocks that would be free if each group's blocks were moved together.")

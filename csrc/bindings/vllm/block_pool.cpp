@@ -658,9 +658,11 @@ int pool_init(PyObject* self, PyObject* args, PyObject* kwargs) {
   }
   try {
     auto parts = std::make_unique<PoolParts>();
-    pool->arena = new BlockArena(
-        num_blocks, {.enable_caching = enable_caching != 0, .enable_events = enable_events != 0},
-        self);
+    pool->arena = new BlockArena(num_blocks,
+                                 {.enable_caching = enable_caching != 0,
+                                  .enable_events = enable_events != 0,
+                                  .max_events = INT64_MAX},
+                                 self);
     pool->parts = parts.release();
   } catch (...) {
     set_python_error();

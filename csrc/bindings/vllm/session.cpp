@@ -146,7 +146,7 @@ LayerId Session::read_unknown_name(py::handle name, LayerId expected) {
   const size_t known = layers_by_name_.find(
       hash, [&](size_t i) { return layer_objects_[i].name.is(name) || names[LayerId(i)] == text; });
   if (known != kNone) return LayerId(known);
-  const LayerId id = request_.names()->add_new(text);
+  const LayerId id = request_.own_names().add_new(text);
   layers_by_name_.add(hash, id.pos());
   at(layer_objects_, id.pos()).name = py::reinterpret_borrow<py::object>(name);
   return id;
@@ -157,7 +157,7 @@ void Session::reserve_names(size_t count) {
   count = std::max(count, 2 * layer_objects_.capacity());
   layer_objects_.reserve(count);
   layers_by_name_.reserve(count);
-  request_.names()->reserve(count);
+  request_.own_names().reserve(count);
 }
 
 LayerSpecs Session::read_layers(py::handle mapping) {

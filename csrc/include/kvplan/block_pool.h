@@ -32,14 +32,21 @@ inline constexpr size_t kMaxBlockHashBytes = 32;
 struct BlockPoolEvent {
   enum class Kind : uint8_t {
     kStored,   ///< `hashes` became reachable, in the order of the request's blocks
-    kRemoved,  ///< `hashes` (exactly one) no longer leads to one of its blocks
+    kRemoved,  ///< `hashes` (exactly one) no longer leads to `blocks[0]`
     kCleared,  ///< the whole prefix cache was reset
+    kLost,     ///< `num_lost` events that nobody took were dropped here to keep the queue's bound
   };
   Kind kind = Kind::kCleared;
   PoolGroupId group_id{};
-  int64_t block_size = 0;                    ///< tokens per hash (kStored)
+  int64_t block_size = 0;  ///< tokens per hash; kRemoved: as the group's blocks were stored last
   std::vector<std::string> hashes{};         ///< without the group id
   std::optional<std::string> parent_hash{};  ///< the hash before `hashes[0]` (kStored)
+  std::vector<BlockId> blocks{};             ///< one per hash
+  /// One per hash, in units of `block_size` from the request's start (kStored): they have gaps
+  /// where a mask left blocks out.
+  std::vector<int64_t> positions{};
+  bool still_cached = false;  ///< the hash leads to another block now (kRemoved)
+  int64_t num_lost = 0;
 
   friend bool operator==(const BlockPoolEvent&, const BlockPoolEvent&) = default;
 };
@@ -47,11 +54,14 @@ struct BlockPoolEvent {
 struct BlockPoolOptions {
   bool enable_caching = true;  ///< off: freed blocks are reused last in, first out, hashed or not
   bool enable_events = false;  ///< queue `BlockPoolEvent`s for `take_events`
+  /// Events that the queue holds at most, 1 or more. One more drops them all for one `kLost`.
+  int64_t max_events = 100'000;
 };
 
 /// Blocks of one request that became full and shall be found by their hashes.
 struct FullBlocks {
-  std::span<const BlockId> blocks{};           ///< the newly full ones, in the order of the request
+  /// The newly full ones, in the order of the request; null blocks aside, each once.
+  std::span<const BlockId> blocks{};
   std::span<const std::string_view> hashes{};  ///< one per block
   int64_t first_block = 0;                     ///< index of `blocks[0]` within the request
   int64_t block_size = 0;                      ///< tokens per block
@@ -114,7 +124,8 @@ class KVPLAN_API BlockPool {
   /// skipped.
   void free_blocks(std::span<const BlockId> blocks);
   /// Like `free_blocks`, but the blocks go to the back in any case, and `on_reuse` is called when
-  /// `get_new_blocks` hands one of them out or the prefix cache is reset. No null blocks.
+  /// `get_new_blocks` hands one of them out or the prefix cache is reset. A block that is unpinned
+  /// again before that has every callback called, in their order. No null blocks.
   void unpin_blocks(std::span<const BlockId> blocks, ReuseCallback on_reuse);
   /// Sets the holders of a block in use: `count` and the present count must be positive.
   void set_ref_count(BlockId block, int64_t count);

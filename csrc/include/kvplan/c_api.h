@@ -4,8 +4,8 @@
 /* The planner and the block pool for C, and for languages that call C. No exception crosses this
  * interface: every function that can fail returns a status, and kvplan_last_error() says why.
  *
- * Handles belong to the caller, who destroys them. A request may be planned by several threads at
- * once while nobody adds to it; a plan may be read by several threads; a pool has one user. */
+ * Handles belong to the caller, who destroys them. A plan may be read by several threads; a pool
+ * has one user. A count beyond 2^31 - 1 is refused. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -50,109 +50,14 @@ typedef struct kvplan_shortage {
 /* The numbers of the last KVPLAN_NOT_ENOUGH_MEMORY in this thread. */
 KVPLAN_C_API void kvplan_last_shortage(kvplan_shortage* out);
 
-/* --- what to plan ------------------------------------------------------------------------------
- */
-
-typedef enum kvplan_layout {
-  KVPLAN_LBHNC = 0,
-  KVPLAN_LBNHC = 1,
-  KVPLAN_LHBNC = 2,
-  KVPLAN_BLHNC = 3,
-  KVPLAN_BLNHC = 4,
-  KVPLAN_BHLNC = 5
-} kvplan_layout;
-
-typedef enum kvplan_grouping {
-  KVPLAN_GROUPING_VLLM = 0,
-  KVPLAN_GROUPING_COMPACT = 1,
-  KVPLAN_GROUPING_SLICED = 2 /* for kvplan_sliced_pool; a layout with the blocks outermost */
-} kvplan_grouping;
-
-/* Fields as in kvplan/config.h; 0 where a field says so stands for "not given". */
-typedef struct kvplan_config {
-  int64_t max_model_len;        /* tokens */
-  int32_t auto_fit;             /* 1: the longest length up to max_model_len that fits */
-  int32_t layout;               /* kvplan_layout */
-  int64_t max_in_flight_tokens; /* tokens scheduled but not settled */
-  int64_t max_concurrent_batches;
-  int64_t tensor_parallel_size;
-  int64_t decode_context_parallel_size;
-  int64_t num_gpu_blocks_override; /* 0: not given */
-  int64_t max_num_encoder_input_tokens;
-  int64_t encoder_tokens_per_request; /* 0: not known */
-  int64_t num_prefill_lookahead_tokens;
-  int32_t mamba_align; /* 1: mamba_cache_mode "align" */
-  int32_t disable_hybrid_kv_cache_manager;
-  int32_t grouping; /* kvplan_grouping */
-  int32_t reserved;
-  int64_t max_groups;          /* of compact; 0: not given */
-  int64_t reference_model_len; /* of compact and sliced; 0: not given */
-  int64_t min_large_blocks;    /* of sliced */
-} kvplan_config;
-/* Every field at its default; max_model_len has none. */
-KVPLAN_C_API void kvplan_config_init(kvplan_config* config);
-
-typedef enum kvplan_spec_kind {
-  KVPLAN_FULL_ATTENTION = 0,
-  KVPLAN_MLA = 1,
-  KVPLAN_CHUNKED_LOCAL = 5,
-  KVPLAN_SLIDING_WINDOW = 6,
-  KVPLAN_SLIDING_WINDOW_MLA = 7,
-  KVPLAN_CIRCULAR_BUFFER = 8,
-  KVPLAN_CROSS_ATTENTION = 10,
-  KVPLAN_MAMBA = 11,
-  KVPLAN_CUSTOM = 14
-} kvplan_spec_kind;
-
-/* One layer's cache format. */
-typedef struct kvplan_spec {
-  int32_t kind;         /* kvplan_spec_kind */
-  int32_t dcp_sharded;  /* 1: decode-context-parallel ranks share the tokens */
-  int64_t block_size;   /* tokens of a block */
-  int64_t num_kv_heads; /* attention */
-  int64_t head_size;    /* attention: elements */
-  int64_t head_size_v;  /* attention: elements; -1: the default of the kind */
-  const char* dtype;    /* attention: torch's name, e.g. "bfloat16" (the default, also for null) */
-  int64_t window;       /* sliding window or chunk, tokens */
-  int64_t page_size_padded;       /* bytes; 0: not padded */
-  int64_t alignment;              /* MLA: bytes that a page is padded to a multiple of; 0: none */
-  int64_t state_content_bytes;    /* bytes of one state of one head; 0: computed */
-  int64_t num_head_slots;         /* 0: num_kv_heads */
-  int64_t tokens_per_state;       /* 1 or more */
-  int64_t block_stride_alignment; /* bytes; 0: none */
-  int64_t page_size;              /* Mamba: bytes of a state. Custom: bytes of a page */
-  int64_t num_speculative_blocks; /* Mamba */
-  const char* custom_class;       /* custom: layers of one class may share a group */
-  int64_t cap_tokens;             /* custom: tokens held at once; -1: grows with the length */
-  int64_t extra_pages;            /* custom: held whatever the length */
-  int32_t cap_includes_in_flight; /* custom: in-flight tokens come on top of cap_tokens */
-  int32_t is_draft;
-} kvplan_spec;
-/* Every field at the default of the kind. */
-KVPLAN_C_API void kvplan_spec_init(kvplan_spec* spec, kvplan_spec_kind kind);
-
-typedef struct kvplan_request kvplan_request;
-KVPLAN_C_API kvplan_status kvplan_request_create(kvplan_request** out);
-KVPLAN_C_API void kvplan_request_destroy(kvplan_request* request);
-KVPLAN_C_API kvplan_status kvplan_request_add_spec(kvplan_request* request, const kvplan_spec* spec,
-                                                   int32_t* spec_id);
-/* The id of the layer with this name, which is new or was added before. */
-KVPLAN_C_API kvplan_status kvplan_request_add_layer(kvplan_request* request, const char* name,
-                                                    int32_t* layer_id);
-/* A worker that owns layers[i] with specs[i], i < count. */
-KVPLAN_C_API kvplan_status kvplan_request_add_worker(kvplan_request* request, const int32_t* layers,
-                                                     const int32_t* specs, size_t count,
-                                                     int64_t available_bytes);
-
 /* --- the plan ----------------------------------------------------------------------------------
  */
 
 typedef struct kvplan_plan kvplan_plan;
-/* The request may be destroyed afterwards. On failure *out is null. */
-KVPLAN_C_API kvplan_status kvplan_plan_create(const kvplan_request* request,
-                                              const kvplan_config* config, kvplan_plan** out);
-/* Plans a request file's text of so many bytes, UTF-8 without a final null; docs/request.md has the
- * format. KVPLAN_NOT_BUILT where kvplan was built without a JSON library. */
+/* Plans a request's text of so many bytes, UTF-8 without a final null: what to plan, and under
+ * which configuration. docs/request.md has the format and docs/request.schema.json its schema. On
+ * failure *out is null. KVPLAN_NOT_BUILT where kvplan was built without a JSON library; the pools
+ * are there all the same. */
 KVPLAN_C_API kvplan_status kvplan_plan_create_from_json(const char* json, size_t bytes,
                                                         kvplan_plan** out);
 KVPLAN_C_API void kvplan_plan_destroy(kvplan_plan* plan);
@@ -171,8 +76,9 @@ typedef struct kvplan_summary {
   int64_t next_token_bytes;       /* what a request of one token more holds in addition */
   int64_t capacity_tokens;        /* by vLLM's formula */
   int64_t usable_capacity_tokens; /* without the null block */
-  double max_concurrency;
-  double steady_concurrency; /* in-flight tokens counted once per engine */
+  double max_concurrency;         /* by vLLM's formula */
+  double usable_concurrency;      /* without the null block */
+  double steady_concurrency;      /* in-flight tokens counted once per engine */
   int64_t max_safe_block_id_bytes;
   int64_t max_safe_block_id_elements;
 } kvplan_summary;
@@ -258,7 +164,7 @@ KVPLAN_C_API kvplan_status kvplan_pool_unpin(kvplan_pool* pool, const int32_t* b
  * slices of the group + slice. */
 
 typedef struct kvplan_sliced_pool kvplan_sliced_pool;
-/* `slices` has kvplan_group.slices of each group; own_first_above is a share of the pool, 1.0 / 64
+/* `slices` has kvplan_group.slices of each group; own_first_above is a share of the pool, 1.0 / 16
  * unless there are reasons, 1 where slices are moved. */
 KVPLAN_C_API kvplan_status kvplan_sliced_pool_create(int64_t num_large_blocks,
                                                      const int64_t* slices, size_t num_groups,

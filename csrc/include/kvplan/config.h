@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kvplan/export.h"
@@ -12,9 +13,11 @@ namespace kvplan {
 
 enum class MambaCacheMode : uint8_t { kNone, kAlign, kAll };
 KVPLAN_API MambaCacheMode parse_mamba_cache_mode(const std::string& name);
+KVPLAN_API std::string_view to_string(MambaCacheMode mode);
 
 enum class Grouping : uint8_t { kVllm, kCompact, kSliced };
 KVPLAN_API Grouping parse_grouping(const std::string& name);
+KVPLAN_API std::string_view to_string(Grouping grouping);
 
 /// How the drafter's groups are recognised.
 enum class DraftRule : uint8_t {
@@ -23,6 +26,7 @@ enum class DraftRule : uint8_t {
   kMarker,   ///< the spec marker, then the trailing MTP layer: vLLM before 0.33
 };
 KVPLAN_API DraftRule parse_draft_rule(const std::string& name);
+KVPLAN_API std::string_view to_string(DraftRule rule);
 
 /// A block size that an attention kernel takes: `tokens`, or every multiple of it.
 struct KernelBlockSize {
@@ -69,6 +73,8 @@ struct PlanningConfig {
   Grouping grouping = Grouping::kVllm;
   std::optional<int64_t> max_groups;           ///< of `kCompact`; none: `kDefaultMaxGroups`
   std::optional<int64_t> reference_model_len;  ///< of both; none: `max_model_len`
+  /// Tokens of the request that `kCompact` and `kSliced` make the least of.
+  int64_t reference_len() const { return reference_model_len.value_or(max_model_len); }
   /// Of `kSliced`: blocks that the pool is to have at least. Wider blocks hold less padding, but
   /// more of them are used in part.
   int64_t min_large_blocks = 700;

@@ -18,7 +18,8 @@ namespace kvplan {
 class KVPLAN_API NameTable {
  public:
   NameTable() = default;
-  NameTable(const NameTable&) = delete;
+  /// The same names under the same ids.
+  NameTable(const NameTable& other);
   NameTable& operator=(const NameTable&) = delete;
 
   LayerId intern(std::string_view name);
@@ -97,6 +98,23 @@ struct KVCacheGroup {
 };
 
 using KVCacheGroups = std::vector<KVCacheGroup>;
+
+/// Calls `visit(id)` for the spec that all layers of the group have, or for each layer's own.
+template <class Visit>
+void for_each_spec(const KVCacheGroup& group, Visit&& visit) {
+  if (!group.is_uniform_type()) {
+    visit(group.spec);
+    return;
+  }
+  for (const LayerSpec& l : *group.layer_specs) visit(l.spec);
+}
+/// Whether `predicate(id)` holds for any of these.
+template <class Predicate>
+bool any_spec(const KVCacheGroup& group, Predicate&& predicate) {
+  bool any = false;
+  for_each_spec(group, [&](SpecId id) { any = any || predicate(id); });
+  return any;
+}
 
 /// The spec of `group.layers[i]`.
 KVPLAN_API SpecId layer_spec_id(const KVCacheGroup& group, size_t i);

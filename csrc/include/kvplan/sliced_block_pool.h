@@ -20,10 +20,12 @@ struct SlicedBlockPoolState;
 struct SlicedBlockPoolOptions {
   bool enable_caching = true;  ///< off: a block that nobody holds any more loses its hash
   bool enable_events = false;  ///< queue `BlockPoolEvent`s for `take_events`
-  /// Share of the pool: a group with more bytes than that free in its partly used large blocks
-  /// reuses what is cached there before it takes another large block. The smaller, the fuller the
-  /// pool gets; the larger, the longer the prefix cache remembers. 1: by age only.
-  double own_first_above = 1.0 / 64;
+  int64_t max_events = BlockPoolOptions{}.max_events;  ///< as for `BlockPool`
+  /// Share of the pool, once the reserve is empty: a group with more bytes than that free in its
+  /// partly used large blocks reuses what is cached there before it empties another large block.
+  /// The smaller, the fuller the pool gets; the larger, the longer the prefix cache remembers. 1:
+  /// by age only.
+  double own_first_above = 1.0 / 16;
 };
 
 /// What one request wants of one group.
@@ -72,7 +74,7 @@ struct MoveOptions {
 ///    partly in use, or a large block of any group that is in nobody's use, which is emptied as a
 ///    whole. The large block whose newest use lies furthest back goes first. But a group that has
 ///    more than `own_first_above` of the pool free in its partly used large blocks reuses its own
-///    cached slices before 1 and 3, those of the fullest large block first.
+///    cached slices first, those of the fullest large block before the others.
 ///
 /// A use of a large block is a slice that is freed or found, or the first one taken beside cached
 /// ones that nobody uses; a slice in use is never evicted. What `unpin_blocks` released counts as
@@ -110,6 +112,9 @@ class KVPLAN_API SlicedBlockPool {
   int64_t num_blocks(PoolGroupId group_id) const;
   /// Large blocks without a slice in use: in the reserve, or with cached slices only.
   int64_t num_free_large_blocks() const noexcept;
+  /// The reserve: large blocks that hold nothing. While there are some, nothing cached is evicted
+  /// for new blocks, but by `frugal` allocations.
+  int64_t num_empty_large_blocks() const noexcept;
   /// Blocks that the group could get if no other group took any.
   int64_t num_free_blocks(PoolGroupId group_id) const;
   int64_t num_used_blocks(PoolGroupId group_id) const;
@@ -153,7 +158,8 @@ class KVPLAN_API SlicedBlockPool {
   void free_blocks(PoolGroupId group_id, std::span<const BlockId> blocks);
   /// Like `free_blocks`, but the contents stay as long as those of cached blocks do, and `on_reuse`
   /// is called when they are given up: for another block, for moves, or as the prefix cache is
-  /// reset. No null blocks. A block that moves takes its callback along.
+  /// reset. No null blocks. A block that moves takes its callbacks along; one that is unpinned
+  /// again has every callback called.
   ///
   /// The callback comes before the operation that gives the block up returns, so before anything
   /// can be written there. It may call the pool. What it throws is passed on once all are told;

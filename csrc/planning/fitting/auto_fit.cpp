@@ -1,8 +1,10 @@
+#include "kvplan/planning/auto_fit.h"
+
 #include <algorithm>
 #include <cctype>
 #include <string>
 
-#include "kvplan/planning.h"
+#include "kvplan/planning/request_demand.h"
 #include "planning/fitting/admission.h"
 
 namespace kvplan {

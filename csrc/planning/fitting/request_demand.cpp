@@ -1,7 +1,8 @@
+#include "kvplan/planning/request_demand.h"
+
 #include <algorithm>
 
 #include "kvplan/checked.h"
-#include "kvplan/planning.h"
 #include "planning/fitting/admission.h"
 
 namespace kvplan {

@@ -1,9 +1,10 @@
+#include "kvplan/planning/approximate_gcd.h"
+
 #include <algorithm>
 #include <cmath>
 #include <string>
 
 #include "kvplan/checked.h"
-#include "kvplan/planning.h"
 
 namespace kvplan {
 namespace {

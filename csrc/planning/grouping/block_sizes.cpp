@@ -1,30 +1,24 @@
+#include "kvplan/planning/block_sizes.h"
+
 #include <algorithm>
 #include <numeric>
 #include <set>
 #include <string>
 
 #include "kvplan/checked.h"
-#include "kvplan/planning.h"
 
 namespace kvplan {
 namespace {
 
-/// The specs a group covers: its layers' or its own.
 template <class Visitor>
 void for_each_spec(const PlanningContext& ctx, const KVCacheGroups& groups, Visitor&& visit) {
   for (const KVCacheGroup& g : groups) {
-    if (!g.is_uniform_type()) {
-      visit(ctx.spec(g.spec));
-    } else {
-      for (const LayerSpec& l : *g.layer_specs) visit(ctx.spec(l));
-    }
+    kvplan::for_each_spec(g, [&](SpecId id) { visit(ctx.spec(id)); });
   }
 }
 
 bool group_prefix_cacheable(const PlanningContext& ctx, const KVCacheGroup& group) {
-  if (!group.is_uniform_type()) return prefix_cacheable(ctx.spec(group.spec));
-  return std::all_of(group.layer_specs->begin(), group.layer_specs->end(),
-                     [&](const LayerSpec& l) { return prefix_cacheable(ctx.spec(l)); });
+  return !any_spec(group, [&](SpecId id) { return !prefix_cacheable(ctx.spec(id)); });
 }
 
 // With aligned Mamba states, prefix-cache hits may land inside a scheduler block.

@@ -1,18 +1,10 @@
+#include "kvplan/planning/eagle_groups.h"
+
 #include <algorithm>
 
-#include "kvplan/planning.h"
+#include "kvplan/planning/grouping.h"
 
 namespace kvplan {
-namespace {
-
-template <class Predicate>
-bool any_layer_spec(const PlanningContext& ctx, const KVCacheGroup& group, Predicate predicate) {
-  if (!group.is_uniform_type()) return predicate(ctx.spec(group.spec));
-  return std::any_of(group.layer_specs->begin(), group.layer_specs->end(),
-                     [&](const LayerSpec& l) { return predicate(ctx.spec(l)); });
-}
-
-}  // namespace
 
 void annotate_eagle_groups_by_is_draft(KVCacheGroups& groups, const PlanningContext& ctx,
                                        const LayerSpecs& layers) {
@@ -27,8 +19,7 @@ void annotate_eagle_groups_by_is_draft(KVCacheGroups& groups, const PlanningCont
 void annotate_eagle_groups_by_marker(const PlanningContext& ctx, KVCacheGroups& groups,
                                      const LayerSpecs& layers, bool use_trailing_layer) {
   for (KVCacheGroup& g : groups) {
-    if (any_layer_spec(ctx, g,
-                       [](const KVCacheSpec& s) { return s.non_causal_multi_token_decode; })) {
+    if (any_spec(g, [&](SpecId id) { return ctx.spec(id).non_causal_multi_token_decode; })) {
       g.is_eagle_group = true;
     }
   }
@@ -53,7 +44,7 @@ void warn_if_unannotated_eagle_mamba(const PlanningContext& ctx, const PlanningC
                                      const KVCacheGroups& groups) {
   const auto is_eagle = [](const KVCacheGroup& g) { return g.is_eagle_group; };
   const auto has_mamba = [&](const KVCacheGroup& g) {
-    return any_layer_spec(ctx, g, [](const KVCacheSpec& s) { return s.kind == SpecKind::kMamba; });
+    return any_spec(g, [&](SpecId id) { return ctx.spec(id).kind == SpecKind::kMamba; });
   };
   if (std::any_of(groups.begin(), groups.end(), is_eagle)) return;
   if (std::none_of(groups.begin(), groups.end(), has_mamba)) return;

@@ -1,9 +1,12 @@
+#include "kvplan/planning/global_groups.h"
+
 #include <algorithm>
 #include <string>
 
 #include "kvplan/compact.h"
 #include "kvplan/errors.h"
-#include "kvplan/plan.h"
+#include "kvplan/planning/eagle_groups.h"
+#include "kvplan/planning/grouping.h"
 #include "kvplan/sliced.h"
 
 namespace kvplan {

@@ -1,8 +1,14 @@
+#include "kvplan/planning/grouping.h"
+
 #include <algorithm>
 #include <string>
 
 #include "kvplan/errors.h"
-#include "kvplan/planning.h"
+#include "kvplan/planning/packed_grouping.h"
+#include "kvplan/planning/page_size.h"
+#include "kvplan/planning/promotion.h"
+#include "kvplan/planning/uniform_page_grouping.h"
+#include "kvplan/planning/uniformity.h"
 #include "planning/grouping/hidden_state.h"
 
 namespace kvplan {

@@ -1,4 +1,4 @@
-#include "planning/grouping/hidden_state.h"
+#include "kvplan/planning/hidden_state.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kvplan/checked.h"
+#include "planning/grouping/hidden_state.h"
 
 namespace kvplan {
 namespace {

@@ -1,7 +1,11 @@
+#include "kvplan/planning/packed_grouping.h"
+
 #include <algorithm>
 #include <string>
 
 #include "kvplan/checked.h"
+#include "kvplan/planning/approximate_gcd.h"
+#include "kvplan/planning/uniformity.h"
 #include "planning/specs/uniformity.h"
 
 namespace kvplan {

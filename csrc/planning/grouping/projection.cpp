@@ -1,4 +1,4 @@
-#include "kvplan/planning.h"
+#include "kvplan/planning/projection.h"
 
 namespace kvplan {
 

@@ -1,7 +1,7 @@
+#include "kvplan/planning/tp_replicas.h"
+
 #include <algorithm>
 #include <numeric>
-
-#include "kvplan/planning.h"
 
 namespace kvplan {
 namespace {
@@ -18,15 +18,10 @@ int64_t kv_cache_groups_tp_replicas(const PlanningContext& ctx, const KVCacheGro
                                     int64_t tp_size, int64_t dcp_size) {
   if (groups.empty()) return 1;
   int64_t replicas = tp_size;
-  const auto take = [&](SpecId id) {
-    replicas = std::gcd(replicas, layer_tp_replicas(ctx.spec(id), tp_size, dcp_size));
-  };
   for (const KVCacheGroup& g : groups) {
-    if (!g.is_uniform_type()) {
-      take(g.spec);
-      continue;
-    }
-    for (const LayerSpec& l : *g.layer_specs) take(l.spec);
+    for_each_spec(g, [&](SpecId id) {
+      replicas = std::gcd(replicas, layer_tp_replicas(ctx.spec(id), tp_size, dcp_size));
+    });
   }
   return replicas;
 }

@@ -1,8 +1,11 @@
+#include "kvplan/planning/uniform_page_grouping.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <string>
 
 #include "kvplan/checked.h"
+#include "kvplan/planning/uniformity.h"
 #include "planning/specs/uniformity.h"
 
 namespace kvplan {

@@ -1,10 +1,11 @@
+#include "kvplan/planning/placement.h"
+
 #include <algorithm>
 #include <limits>
 #include <set>
 #include <string>
 
 #include "kvplan/checked.h"
-#include "kvplan/planning.h"
 
 namespace kvplan {
 namespace {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "kvplan/planning/placement.h"
+
 namespace kvplan {
 namespace {
 

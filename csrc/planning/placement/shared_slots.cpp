@@ -1,7 +1,8 @@
+#include "kvplan/planning/shared_slots.h"
+
 #include <algorithm>
 
 #include "kvplan/checked.h"
-#include "kvplan/planning.h"
 
 namespace kvplan {
 

@@ -35,7 +35,7 @@ bool may_pad(const KVCacheSpec& s) {
 
 /// No block needs to be larger than the whole request.
 int64_t largest_scale(const KVCacheSpec& s, const PlanningConfig& config) {
-  return checked::cdiv(config.reference_model_len.value_or(config.max_model_len), s.block_size);
+  return checked::cdiv(config.reference_len(), s.block_size);
 }
 
 KVCacheSpec scaled(const KVCacheSpec& spec, int64_t scale) {

@@ -60,7 +60,7 @@ Items count_items(const BlockOption& option, size_t part,
 
 BlockOption make_option(const PlanningContext& ctx, const PlanningConfig& config,
                         const Bucket& bucket, const std::vector<const KVCacheSpec*>& specs) {
-  const int64_t length = config.reference_model_len.value_or(config.max_model_len);
+  const int64_t length = config.reference_len();
   BlockOption option;
   std::vector<int64_t> block_sizes;
   for (const KVCacheSpec* spec : specs) {

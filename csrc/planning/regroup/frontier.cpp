@@ -7,6 +7,8 @@
 #include "kvplan/checked.h"
 #include "kvplan/compact.h"
 #include "kvplan/errors.h"
+#include "kvplan/planning/global_groups.h"
+#include "kvplan/planning/grouping.h"
 #include "planning/fitting/admission.h"
 #include "planning/grouping/hidden_state.h"
 #include "planning/regroup/block_scaling.h"
@@ -304,7 +306,7 @@ Frontier frontier(const PlanRequest& request, const PlanningConfig& config) {
   LayerSpecs layers = merge_worker_layers(ctx, config, request.layer_lists());
   const compact::Model model(ctx, config, layers, request.layer_lists());
   Frontier result;
-  result.reference_model_len = config.reference_model_len.value_or(config.max_model_len);
+  result.reference_model_len = config.reference_len();
   result.points = model.points();
   result.vllm = model.vllm();
   result.lower_bound_bytes = model.lower_bound_bytes();
@@ -336,8 +338,8 @@ KVCacheGroups get_compact_kv_cache_groups(const PlanningContext& ctx, const Plan
   }
   if (groups.size() > 1) {
     std::string text = "Compact grouping: " + compact::describe(point) + " for a request of " +
-                       std::to_string(config.reference_model_len.value_or(config.max_model_len)) +
-                       " tokens; without padding " + format_bytes(model.lower_bound_bytes());
+                       std::to_string(config.reference_len()) + " tokens; without padding " +
+                       format_bytes(model.lower_bound_bytes());
     if (point.is_vllm) {
       text += "; this is vLLM's own grouping";
     } else if (model.vllm()) {

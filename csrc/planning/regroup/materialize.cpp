@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "kvplan/checked.h"
+#include "kvplan/planning/uniformity.h"
 #include "planning/specs/uniformity.h"
 
 namespace kvplan::compact {

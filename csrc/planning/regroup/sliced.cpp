@@ -7,6 +7,11 @@
 
 #include "kvplan/checked.h"
 #include "kvplan/errors.h"
+#include "kvplan/planning/global_groups.h"
+#include "kvplan/planning/grouping.h"
+#include "kvplan/planning/placement.h"
+#include "kvplan/planning/request_demand.h"
+#include "kvplan/planning/uniformity.h"
 #include "planning/fitting/admission.h"
 #include "planning/regroup/block_scaling.h"
 #include "planning/regroup/buckets.h"
@@ -315,7 +320,7 @@ SlicedPoint evaluate_slices(const PlanningContext& ctx, const PlanningConfig& co
   for (const KVCacheGroup& g : groups) {
     p.slices.push_back(g.slices);
     p.request_bytes =
-        checked::add(p.request_bytes, slice_bytes(g, compact::reference_len(config)), "request");
+        checked::add(p.request_bytes, slice_bytes(g, config.reference_len()), "request");
     p.min_request_bytes = checked::add(p.min_request_bytes, slice_bytes(g, 1), "one token");
   }
   return p;
@@ -410,10 +415,10 @@ KVCacheGroups get_sliced_kv_cache_groups(const PlanningContext& ctx, const Plann
     }
     return get_kv_cache_groups(ctx, config, layers);
   }
-  ctx.info(sliced::describe(s, compact::reference_len(config)));
+  ctx.info(sliced::describe(s, config.reference_len()));
   if (s.vllm && s.point.request_bytes > s.vllm->point.request_bytes) {
     ctx.warn("Sliced grouping takes more bytes for a request of " +
-             std::to_string(compact::reference_len(config)) + " tokens (" +
+             std::to_string(config.reference_len()) + " tokens (" +
              std::to_string(s.point.request_bytes) + ") than vLLM's own grouping (" +
              std::to_string(s.vllm->point.request_bytes) + "), whose groups number " +
              std::to_string(s.vllm->point.num_groups) + " instead of " +

@@ -4,12 +4,12 @@
 
 #include "kvplan/checked.h"
 #include "kvplan/errors.h"
+#include "kvplan/planning/block_sizes.h"
+#include "kvplan/planning/placement.h"
+#include "kvplan/planning/projection.h"
+#include "kvplan/planning/request_demand.h"
 
 namespace kvplan::compact {
-
-int64_t reference_len(const PlanningConfig& config) {
-  return config.reference_model_len.value_or(config.max_model_len);
-}
 
 Stages find_stages(const PlanningContext& ctx, const LayerSpecs& layers,
                    const std::vector<LayerSpecs>& layer_lists) {
@@ -45,7 +45,7 @@ int64_t lower_bound_bytes(const PlanningContext& ctx, const PlanningConfig& conf
     if (own < 0) {
       const KVCacheSpec& spec = ctx.spec(l);
       own = checked::mul(unpadded_page_size_bytes(spec),
-                         page_demand(spec, config).pages(reference_len(config)), "lower bound");
+                         page_demand(spec, config).pages(config.reference_len()), "lower bound");
     }
     int64_t& stage = bytes[stages.stage_of[l.layer.pos()]];
     stage = checked::add(stage, own, "lower bound");
@@ -67,7 +67,7 @@ GroupingPoint evaluate(const PlanningContext& ctx, const PlanningConfig& config,
     }
   }
   const RequestDemand demand(ctx, groups, config);
-  p.request_blocks = demand.total_blocks(reference_len(config));
+  p.request_blocks = demand.total_blocks(config.reference_len());
   p.request_bytes = checked::mul(p.bytes_per_block, p.request_blocks, "bytes of one request");
   p.min_request_bytes = checked::mul(p.bytes_per_block, demand.total_blocks(1), "one token");
   return p;

@@ -9,9 +9,6 @@
 
 namespace kvplan::compact {
 
-/// Tokens of the request that groupings are priced for.
-int64_t reference_len(const PlanningConfig& config);
-
 /// Distinct lists of layers. A layer that several of them hold would have to be packed on all at
 /// once, so such a model counts as one stage, which overstates no plan's memory.
 struct Stages {

@@ -30,6 +30,11 @@ size_t hash_name(std::string_view name) {
 
 }  // namespace
 
+NameTable::NameTable(const NameTable& other) : index_(other.index_) {
+  names_.reserve(other.size());
+  for (const std::string_view name : other.names_) names_.push_back(store(name));
+}
+
 void NameTable::reserve(size_t count) {
   names_.reserve(count);
   index_.reserve(count);

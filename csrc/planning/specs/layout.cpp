@@ -25,15 +25,17 @@ constexpr LayoutInfo kLayouts[] = {
     {"BHLNC", {kAxisB, kAxisH, kAxisL, kAxisN, kAxisC}},
 };
 
+const LayoutInfo& info(KVCacheLayout layout) {
+  const auto number = static_cast<size_t>(layout);
+  if (number < std::size(kLayouts)) return kLayouts[number];
+  throw InvalidArgument("no KV cache layout has the number " + std::to_string(number));
+}
+
 }  // namespace
 
-const Order& stride_order(KVCacheLayout layout) {
-  return kLayouts[static_cast<size_t>(layout)].order;
-}
+const Order& stride_order(KVCacheLayout layout) { return info(layout).order; }
 
-std::string_view to_string(KVCacheLayout layout) {
-  return kLayouts[static_cast<size_t>(layout)].name;
-}
+std::string_view to_string(KVCacheLayout layout) { return info(layout).name; }
 
 KVCacheLayout parse_layout(std::string_view name) {
   for (KVCacheLayout layout : kAllLayouts) {

@@ -1,8 +1,9 @@
+#include "kvplan/planning/page_size.h"
+
 #include <algorithm>
 #include <string>
 
 #include "kvplan/checked.h"
-#include "kvplan/planning.h"
 
 namespace kvplan {
 namespace {

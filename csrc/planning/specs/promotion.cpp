@@ -1,7 +1,10 @@
+#include "kvplan/planning/promotion.h"
+
 #include <algorithm>
 #include <string>
 
 #include "kvplan/checked.h"
+#include "kvplan/planning/uniformity.h"
 #include "planning/specs/uniformity.h"
 
 namespace kvplan {

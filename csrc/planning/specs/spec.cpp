@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "kvplan/checked.h"
+#include "kvplan/config.h"
 #include "planning/specs/spec_fields.h"
 
 namespace kvplan {
@@ -38,62 +39,82 @@ std::string name_of(const KVCacheSpec& s) { return std::string(class_name(s.kind
                         std::to_string(value));
 }
 
-void require_at_least(const KVCacheSpec& spec, std::string_view field, int64_t value, int64_t min) {
-  if (value < min) reject(spec, field, value, min == 1 ? "positive" : "0 or more");
+void require(const KVCacheSpec& spec, std::string_view field, FieldRange range, int64_t value) {
+  if (value < range.least) {
+    const bool is_known = range.least == 0 || range.least == 1;
+    const std::string limit = "at least " + std::to_string(range.least);
+    reject(spec, field, value,
+           !is_known ? limit.c_str() : (range.least == 1 ? "positive" : "0 or more"));
+  }
+  if (value > range.most)
+    reject(spec, field, value, ("at most " + std::to_string(range.most)).c_str());
 }
 
-void require_positive(const KVCacheSpec& spec, std::string_view field,
-                      const std::optional<int64_t>& value) {
-  if (value) require_at_least(spec, field, *value, 1);
+// One for each type of field.
+void check(const KVCacheSpec&, std::string_view, FieldRange, bool) {}
+void check(const KVCacheSpec&, std::string_view, FieldRange, const std::string&) {}
+void check(const KVCacheSpec&, std::string_view, FieldRange, DType value) {
+  dtype_size(value);  // which there must be
+}
+void check(const KVCacheSpec& s, std::string_view field, FieldRange range, int64_t value) {
+  require(s, field, range, value);
+}
+void check(const KVCacheSpec& s, std::string_view field, FieldRange range, int32_t value) {
+  require(s, field, range, value);
+}
+void check(const KVCacheSpec& s, std::string_view field, FieldRange range,
+           const TokensPerState& value) {
+  if (value.num == 0) reject(s, field, value.num, "positive");
+  require(s, field, range, value.num);
+}
+void check(const KVCacheSpec& s, std::string_view field, FieldRange range,
+           const BlockStrideAlignment& value) {
+  using Kind = BlockStrideAlignment::Kind;
+  if (value.kind > Kind::kMultipleOf) {
+    reject(s, "block_stride_alignment.kind", static_cast<int64_t>(value.kind), "an enumerator");
+  }
+  if (value.kind != Kind::kNone) require(s, field, range, value.value);
+}
+void check(const KVCacheSpec& s, std::string_view field, FieldRange range,
+           const CustomDemand& value) {
+  const std::string name(field);
+  require(s, name + ".extra_pages", range, value.extra_pages);
+  if (value.cap_tokens) require(s, name + ".cap_tokens", range, *value.cap_tokens);
+}
+template <class T>
+void check(const KVCacheSpec& s, std::string_view field, FieldRange range,
+           const std::optional<T>& value) {
+  if (value) check(s, field, range, *value);
+}
+template <class T>
+void check(const KVCacheSpec& s, std::string_view field, FieldRange range,
+           const std::vector<T>& values) {
+  for (const T& v : values) check(s, field, range, v);
 }
 
-void check_attention(const KVCacheSpec& s) {
-  require_at_least(s, "num_kv_heads", s.num_kv_heads, 1);
-  require_at_least(s, "head_size", s.head_size, 1);
-  require_at_least(s, "head_size_v", s.head_size_v, 0);
-  require_at_least(s, "kv_quant_mode", s.kv_quant_mode, 0);
-  require_positive(s, "max_tp_shards", s.max_tp_shards);
-  require_positive(s, "num_head_slots", s.num_head_slots);
-  require_positive(s, "state_content_bytes", s.state_content_bytes);
-  require_positive(s, "sliding_window", s.sliding_window);
-  require_positive(s, "attention_chunk_size", s.attention_chunk_size);
-  require_positive(s, "alignment", s.alignment);
-  require_positive(s, "topk_buffer_width", s.topk_buffer_width);
-  require_positive(s, "rswa_window", s.rswa_window);
-  require_at_least(s, "extra_retained_tokens", s.extra_retained_tokens, 0);
-  if (s.tokens_per_state.num <= 0) {
-    reject(s, "tokens_per_state", s.tokens_per_state.num, "positive");
-  }
-  if (s.sink_len) require_at_least(s, "sink_len", *s.sink_len, 0);
-  if (s.kind == SpecKind::kSlidingWindowMLA && s.model_version &&
-      *s.model_version != "deepseek_v4") {
-    throw InconsistentSpec("Unsupported model version: " + *s.model_version);
-  }
+template <class T>
+bool is_missing(const std::optional<T>& value) {
+  return !value;
+}
+template <class T>
+bool is_missing(const T&) {
+  return false;
 }
 
-void check_mamba(const KVCacheSpec& s) {
-  for (const auto& shape : s.shapes) {
-    for (int64_t extent : shape) require_at_least(s, "shapes", extent, 1);
-  }
-  if (s.shapes.empty() || s.shapes.size() != s.dtypes.size()) {
-    throw InvalidArgument("MambaSpec: shapes and dtypes must hold one entry for each state, got " +
-                          std::to_string(s.shapes.size()) + " and " +
-                          std::to_string(s.dtypes.size()));
-  }
-  require_at_least(s, "num_speculative_blocks", s.num_speculative_blocks, 0);
-  require_at_least(s, "num_prefill_checkpoint_blocks", s.num_prefill_checkpoint_blocks, 0);
-  require_positive(s, "prefill_checkpoint_alignment", s.prefill_checkpoint_alignment);
-  require_at_least(s, "num_heads", s.num_heads, 1);
+void check_fields(const KVCacheSpec& s) {
+  for_each_field(s.kind, [&](const auto& field) {
+    check(s, field.name, field.range, s.*field.member);
+    if (field.use == FieldUse::kRequired && is_missing(s.*field.member)) {
+      throw InvalidArgument(name_of(s) + " needs " + std::string(field.name));
+    }
+  });
 }
 
-void check_numbers(const KVCacheSpec& s) {
-  require_at_least(s, "page_size", s.page_size, 1);
-  require_at_least(s, "blocks_per_request", s.blocks_per_request, 0);
-  require_at_least(s, "demand.extra_pages", s.demand.extra_pages, 0);
-  if (s.demand.cap_tokens) require_at_least(s, "demand.cap_tokens", *s.demand.cap_tokens, 0);
-  if (s.kind == SpecKind::kCustom && s.custom_class.empty()) {
-    throw InvalidArgument("CustomSpec: custom_class must name the plugin's class");
-  }
+void check_states(const KVCacheSpec& s) {
+  if (!s.shapes.empty() && s.shapes.size() == s.dtypes.size()) return;
+  throw InvalidArgument("MambaSpec: shapes and dtypes must hold one entry for each state, got " +
+                        std::to_string(s.shapes.size()) + " and " +
+                        std::to_string(s.dtypes.size()));
 }
 
 /// A member that some kind has as a field, whatever its type.
@@ -245,7 +266,11 @@ std::string repr(const std::vector<T>& values) {
 
 }  // namespace
 
-std::string_view class_name(SpecKind kind) { return kClassNames[static_cast<size_t>(kind)]; }
+std::string_view class_name(SpecKind kind) {
+  const auto number = static_cast<size_t>(kind);
+  if (number < std::size(kClassNames)) return kClassNames[number];
+  throw InvalidArgument("no KV cache spec class has the number " + std::to_string(number));
+}
 
 SpecKind parse_spec_kind(std::string_view name) {
   std::string known;
@@ -266,20 +291,25 @@ KVCacheSpec default_spec(SpecKind kind) {
 }
 
 void finalize(KVCacheSpec& s) {
+  class_name(s.kind);  // which there must be
   check_own_fields_only(s);
-  require_at_least(s, "block_size", s.block_size, 1);
-  require_positive(s, "page_size_padded", s.page_size_padded);
-  if (s.block_stride_alignment.kind != BlockStrideAlignment::Kind::kNone) {
-    require_at_least(s, "block_stride_alignment", s.block_stride_alignment.value, 1);
-  }
   normalize(s.tokens_per_state);
-  if (is_attention(s.kind)) {
-    if (s.head_size_v == -1) s.head_size_v = s.head_size;
-    check_attention(s);
-  } else if (s.kind == SpecKind::kMamba) {
-    check_mamba(s);
-  } else {
-    check_numbers(s);
+  if (is_attention(s.kind) && s.head_size_v == -1) s.head_size_v = s.head_size;
+  check_fields(s);
+  if (s.kind == SpecKind::kSlidingWindowMLA && s.model_version &&
+      *s.model_version != "deepseek_v4") {
+    throw InconsistentSpec("Unsupported model version: " + *s.model_version);
+  }
+  if (s.cache_role != "sparse" && s.cache_role != "indexer") {
+    throw InvalidArgument(name_of(s) + ": unknown cache_role '" + s.cache_role +
+                          "'; known: sparse, indexer");
+  }
+  if (s.kind == SpecKind::kMamba) {
+    check_states(s);
+    parse_mamba_cache_mode(s.mamba_cache_mode);
+  }
+  if (s.kind == SpecKind::kCustom && s.custom_class.empty()) {
+    throw InvalidArgument("CustomSpec: custom_class must name the plugin's class");
   }
   if (s.subclass) read_numbers(s);
   // vLLM pads only where the content does not end on the alignment already, so a padded size that
@@ -369,6 +399,7 @@ int64_t state_content_size_bytes(const KVCacheSpec& s) {
                         dtype_size(s.dtype), "K and V content");
   }
   if (s.kind != SpecKind::kMamba) return s.page_size;
+  check_states(s);
   int64_t bytes = 0;
   for (size_t i = 0; i < s.shapes.size(); ++i) {
     int64_t state = dtype_size(s.dtypes[i]);
@@ -409,6 +440,7 @@ int64_t get_block_stride_alignment(const KVCacheSpec& s) {
   if (s.subclass) return s.numbers.block_stride_alignment;
   const BlockStrideAlignment& a = s.block_stride_alignment;
   if (a.kind == BlockStrideAlignment::Kind::kNone) return 1;
+  require(s, "block_stride_alignment", kPositive, a.value);
   if (a.kind == BlockStrideAlignment::Kind::kBytes) return a.value;
   const int64_t kernel_block = std::gcd(a.value, s.block_size);
   return kernel_block == s.block_size ? 1 : page_size_bytes(with_block_size(s, kernel_block));

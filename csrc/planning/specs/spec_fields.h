@@ -3,106 +3,117 @@
 #include <string_view>
 
 #include "kvplan/spec.h"
+#include "planning/field_range.h"
 
 namespace kvplan {
 
 enum class FieldUse : uint8_t { kOptional, kRequired };
 
-/// One field of a spec class: vLLM's name and where the value lives.
+/// One field of a spec class: vLLM's name, where the value lives, whether it must be given, which
+/// numbers it may hold and what they count.
 template <class T>
 struct Field {
+  Field(std::string_view name_, T KVCacheSpec::*member_, FieldUse use_ = FieldUse::kOptional,
+        FieldRange range_ = {}, std::string_view unit_ = "", bool compared_ = true)
+      : name(name_), member(member_), use(use_), range(range_), unit(unit_), compared(compared_) {}
+
   std::string_view name;
   T KVCacheSpec::*member;
-  FieldUse use = FieldUse::kOptional;
-  bool compared = true;
+  FieldUse use;
+  FieldRange range;
+  std::string_view unit;
+  bool compared;  ///< takes part in equality
 };
 
-/// Visits the fields of `kind` in the order of vLLM's dataclass. Equality, hashing, printing,
-/// construction from keywords, pickling and JSON all go through here, so that no list of fields
-/// exists twice.
+/// Visits the fields of `kind` in the order of vLLM's dataclass. Checks, equality, hashing,
+/// printing, construction from keywords, pickling, JSON and its schema all go through here, so that
+/// no list of fields exists twice.
 template <class Visitor>
 void for_each_field(SpecKind kind, Visitor&& visit) {
   using S = KVCacheSpec;
   constexpr auto kRequired = FieldUse::kRequired;
-  visit(Field<int64_t>{"block_size", &S::block_size, kRequired});
-  visit(Field<bool>{"dcp_sharded", &S::dcp_sharded});
-  visit(Field<BlockStrideAlignment>{"block_stride_alignment", &S::block_stride_alignment});
-  visit(Field<bool>{"is_draft", &S::is_draft, FieldUse::kOptional, false});
+  constexpr auto kOptional = FieldUse::kOptional;
+  visit(Field("block_size", &S::block_size, kRequired, kPositive, "tokens"));
+  visit(Field("dcp_sharded", &S::dcp_sharded));
+  visit(Field("block_stride_alignment", &S::block_stride_alignment, kOptional, kPositive, "bytes"));
+  visit(Field("is_draft", &S::is_draft, kOptional, {}, "", false));
   if (is_attention(kind)) {
-    visit(Field<std::optional<int64_t>>{"max_tp_shards", &S::max_tp_shards});
-    visit(Field<int64_t>{"num_kv_heads", &S::num_kv_heads, kRequired});
-    visit(Field<int64_t>{"head_size", &S::head_size, kRequired});
-    visit(Field<DType>{"dtype", &S::dtype, kRequired});
-    visit(Field<int64_t>{"head_size_v", &S::head_size_v});
-    visit(Field<int32_t>{"kv_quant_mode", &S::kv_quant_mode});
-    visit(Field<std::optional<int64_t>>{"page_size_padded", &S::page_size_padded});
-    visit(Field<std::optional<int64_t>>{"num_head_slots", &S::num_head_slots});
-    visit(Field<std::optional<int64_t>>{"state_content_bytes", &S::state_content_bytes});
-    visit(Field<TokensPerState>{"tokens_per_state", &S::tokens_per_state});
+    visit(Field("max_tp_shards", &S::max_tp_shards, kOptional, kPositive, "ranks"));
+    visit(Field("num_kv_heads", &S::num_kv_heads, kRequired, kPositive, "heads"));
+    visit(Field("head_size", &S::head_size, kRequired, kPositive, "elements"));
+    visit(Field("dtype", &S::dtype, kRequired));
+    visit(Field("head_size_v", &S::head_size_v, kOptional, kCount, "elements"));
+    visit(Field("kv_quant_mode", &S::kv_quant_mode, kOptional, {0, 255}));
+    visit(Field("page_size_padded", &S::page_size_padded, kOptional, kPositive, "bytes"));
+    visit(Field("num_head_slots", &S::num_head_slots, kOptional, kPositive, "heads"));
+    visit(Field("state_content_bytes", &S::state_content_bytes, kOptional, kPositive, "bytes"));
+    visit(Field("tokens_per_state", &S::tokens_per_state, kOptional, kPositive, "tokens"));
   }
   if (is_full_attention(kind)) {
-    visit(Field<std::optional<int64_t>>{"sliding_window", &S::sliding_window});
-    visit(Field<std::optional<int64_t>>{"attention_chunk_size", &S::attention_chunk_size});
-    visit(Field<bool>{"non_causal", &S::non_causal});
+    visit(Field("sliding_window", &S::sliding_window, kOptional, kPositive, "tokens"));
+    visit(Field("attention_chunk_size", &S::attention_chunk_size, kOptional, kPositive, "tokens"));
+    visit(Field("non_causal", &S::non_causal));
   }
   if (is_mla(kind)) {
-    visit(Field<std::optional<std::string>>{"cache_dtype_str", &S::cache_dtype_str});
-    visit(Field<std::optional<int64_t>>{"topk_buffer_width", &S::topk_buffer_width});
-    visit(Field<std::optional<int64_t>>{"alignment", &S::alignment});
-    visit(Field<std::optional<std::string>>{"model_version", &S::model_version});
-    visit(Field<std::string>{"cache_role", &S::cache_role});
-    visit(Field<bool>{"is_index_group_leader", &S::is_index_group_leader});
-    visit(Field<bool>{"non_causal_multi_token_decode", &S::non_causal_multi_token_decode});
+    visit(Field("cache_dtype_str", &S::cache_dtype_str));
+    visit(Field("topk_buffer_width", &S::topk_buffer_width, kOptional, kPositive, "elements"));
+    visit(Field("alignment", &S::alignment, kOptional, kPositive, "bytes"));
+    visit(Field("model_version", &S::model_version));
+    visit(Field("cache_role", &S::cache_role));
+    visit(Field("is_index_group_leader", &S::is_index_group_leader));
+    visit(Field("non_causal_multi_token_decode", &S::non_causal_multi_token_decode));
   }
   switch (kind) {
     case SpecKind::kRSWA:
-      visit(Field<std::optional<int64_t>>{"rswa_window", &S::rswa_window, kRequired});
+      visit(Field("rswa_window", &S::rswa_window, kRequired, kPositive, "tokens"));
       break;
     case SpecKind::kSinkFullAttention:
-      visit(Field<std::optional<int64_t>>{"sink_len", &S::sink_len});
+      visit(Field("sink_len", &S::sink_len, kOptional, kCount, "tokens"));
       break;
     case SpecKind::kChunkedLocalAttention:
-      visit(Field<std::optional<int64_t>>{"attention_chunk_size", &S::attention_chunk_size,
-                                          kRequired});
+      visit(
+          Field("attention_chunk_size", &S::attention_chunk_size, kRequired, kPositive, "tokens"));
       break;
     case SpecKind::kSlidingWindow:
     case SpecKind::kSlidingWindowMLA:
-      visit(Field<std::optional<int64_t>>{"sliding_window", &S::sliding_window, kRequired});
-      visit(Field<int64_t>{"extra_retained_tokens", &S::extra_retained_tokens});
+      visit(Field("sliding_window", &S::sliding_window, kRequired, kPositive, "tokens"));
+      visit(Field("extra_retained_tokens", &S::extra_retained_tokens, kOptional, kCount, "tokens"));
       if (kind == SpecKind::kSlidingWindowMLA) {
-        visit(Field<std::optional<std::string>>{"cache_dtype_str", &S::cache_dtype_str});
-        visit(Field<std::optional<int64_t>>{"alignment", &S::alignment});
-        visit(Field<std::optional<std::string>>{"model_version", &S::model_version});
-        visit(Field<bool>{"bounded_replay", &S::bounded_replay});
+        visit(Field("cache_dtype_str", &S::cache_dtype_str));
+        visit(Field("alignment", &S::alignment, kOptional, kPositive, "bytes"));
+        visit(Field("model_version", &S::model_version));
+        visit(Field("bounded_replay", &S::bounded_replay));
       }
       break;
     case SpecKind::kMamba:
-      visit(Field<std::vector<std::vector<int64_t>>>{"shapes", &S::shapes, kRequired});
-      visit(Field<std::vector<DType>>{"dtypes", &S::dtypes, kRequired});
-      visit(Field<std::optional<int64_t>>{"page_size_padded", &S::page_size_padded});
-      visit(Field<std::string>{"mamba_type", &S::mamba_type});
-      visit(Field<std::string>{"mamba_cache_mode", &S::mamba_cache_mode});
-      visit(Field<int64_t>{"num_speculative_blocks", &S::num_speculative_blocks});
-      visit(Field<int64_t>{"num_prefill_checkpoint_blocks", &S::num_prefill_checkpoint_blocks});
-      visit(Field<std::optional<int64_t>>{"prefill_checkpoint_alignment",
-                                          &S::prefill_checkpoint_alignment});
-      visit(Field<int64_t>{"num_heads", &S::num_heads});
-      visit(Field<TokensPerState>{"tokens_per_state", &S::tokens_per_state});
-      visit(Field<bool>{"tp_replicated", &S::tp_replicated});
+      visit(Field("shapes", &S::shapes, kRequired, kPositive, "elements"));
+      visit(Field("dtypes", &S::dtypes, kRequired));
+      visit(Field("page_size_padded", &S::page_size_padded, kOptional, kPositive, "bytes"));
+      visit(Field("mamba_type", &S::mamba_type));
+      visit(Field("mamba_cache_mode", &S::mamba_cache_mode));
+      visit(
+          Field("num_speculative_blocks", &S::num_speculative_blocks, kOptional, kCount, "blocks"));
+      visit(Field("num_prefill_checkpoint_blocks", &S::num_prefill_checkpoint_blocks, kOptional,
+                  kCount, "blocks"));
+      visit(Field("prefill_checkpoint_alignment", &S::prefill_checkpoint_alignment, kOptional,
+                  kPositive, "tokens"));
+      visit(Field("num_heads", &S::num_heads, kOptional, kPositive, "heads"));
+      visit(Field("tokens_per_state", &S::tokens_per_state, kOptional, {-1}, "tokens"));
+      visit(Field("tp_replicated", &S::tp_replicated));
       break;
     case SpecKind::kHiSparseHot:
-      visit(Field<int64_t>{"page_size", &S::page_size, kRequired});
-      visit(Field<int64_t>{"blocks_per_request", &S::blocks_per_request, kRequired});
+      visit(Field("page_size", &S::page_size, kRequired, kPositive, "bytes"));
+      visit(Field("blocks_per_request", &S::blocks_per_request, kRequired, kCount, "blocks"));
       break;
     case SpecKind::kHiSparseResident:
-      visit(Field<int64_t>{"page_size", &S::page_size, kRequired});
+      visit(Field("page_size", &S::page_size, kRequired, kPositive, "bytes"));
       break;
     case SpecKind::kCustom:
-      visit(Field<int64_t>{"page_size", &S::page_size, kRequired});
-      visit(Field<std::string>{"custom_class", &S::custom_class, kRequired});
-      visit(Field<std::string>{"uniform_type_base", &S::uniform_type_base});
-      visit(Field<bool>{"page_scales_with_block_size", &S::page_scales_with_block_size});
-      visit(Field<CustomDemand>{"demand", &S::demand});
+      visit(Field("page_size", &S::page_size, kRequired, kPositive, "bytes"));
+      visit(Field("custom_class", &S::custom_class, kRequired));
+      visit(Field("uniform_type_base", &S::uniform_type_base));
+      visit(Field("page_scales_with_block_size", &S::page_scales_with_block_size));
+      visit(Field("demand", &S::demand, kOptional, kCount, "pages"));
       break;
     default:
       break;

@@ -35,7 +35,11 @@ constexpr DTypeInfo kDTypes[] = {
     {DType::kFloat4E2M1FnX2, "float4_e2m1fn_x2", 1},
 };
 
-const DTypeInfo& info(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]; }
+const DTypeInfo& info(DType dtype) {
+  const auto number = static_cast<size_t>(dtype);
+  if (number < std::size(kDTypes)) return kDTypes[number];
+  throw InvalidArgument("no dtype has the number " + std::to_string(number));
+}
 
 }  // namespace
 

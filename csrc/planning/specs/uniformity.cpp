@@ -1,6 +1,7 @@
-#include "planning/specs/uniformity.h"
+#include "kvplan/planning/uniformity.h"
 
 #include "kvplan/errors.h"
+#include "planning/specs/uniformity.h"
 
 namespace kvplan {
 

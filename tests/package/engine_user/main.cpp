@@ -1,0 +1,3 @@
+int engine_blocks();
+
+int main() { return engine_blocks() == 7 ? 0 : 1; }
