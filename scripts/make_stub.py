@@ -54,6 +54,8 @@ def annotate(text: str) -> str:
     """Any for what the generator leaves without a type."""
     text = re.sub(r"\*(args|kwargs)(?=[,)])", r"*\1: typing.Any", text)
     text = re.sub(r"^( *def \w+\(.*\)):$", r"\1 -> typing.Any:", text, flags=re.M)
+    # A pointer that may be null.
+    text = re.sub(r"(\w+: (?!typing\.Any)[\w.]+) = None(?=[,)])", r"\1 | None = None", text)
     text = re.sub(r"(def __eq__\(self, \w+): [\w.]+\)", r"\1: object)", text)
     return re.sub(r"^( *)__hash__:.*$", r"\1__hash__ = None  # type: ignore", text, flags=re.M)
 

@@ -76,6 +76,14 @@ def test_pools():
     )
 
 
+def test_cache_manager():
+    group = kvplan.CacheGroup("sliding_window", 16, window=128)
+    assert repr(group) == "CacheGroup(kind='sliding_window', block_size=16, window=128)"
+    manager = kvplan.CacheManager([group], num_blocks=10, max_model_len=64)
+    hit = manager.find_prefix(manager.add_request(), 1)
+    assert repr(hit) == "PrefixHit(num_tokens=0, num_groups=1)"
+
+
 def test_every_public_result_has_one():
     plain = {
         name

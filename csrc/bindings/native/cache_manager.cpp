@@ -30,18 +30,33 @@ RequestHandle handle(int64_t request) {
   return static_cast<RequestHandle>(fits ? static_cast<int32_t>(request) : -1);
 }
 
+constexpr std::pair<CacheKind, const char*> kKindNames[] = {
+    {CacheKind::kFullAttention, "full_attention"},
+    {CacheKind::kRSWA, "rswa"},
+    {CacheKind::kSlidingWindow, "sliding_window"},
+    {CacheKind::kChunkedLocal, "chunked_local"},
+    {CacheKind::kMamba, "mamba"},
+    {CacheKind::kCrossAttention, "cross_attention"},
+    {CacheKind::kCircularBuffer, "circular_buffer"}};
+
 CacheKind parse_kind(const std::string& name) {
-  if (name == "full_attention") return CacheKind::kFullAttention;
-  if (name == "rswa") return CacheKind::kRSWA;
-  if (name == "sliding_window") return CacheKind::kSlidingWindow;
-  if (name == "chunked_local") return CacheKind::kChunkedLocal;
-  if (name == "mamba") return CacheKind::kMamba;
-  if (name == "cross_attention") return CacheKind::kCrossAttention;
-  if (name == "circular_buffer") return CacheKind::kCircularBuffer;
-  throw InvalidArgument(
-      "kind is one of full_attention, rswa, sliding_window, chunked_local, mamba, cross_attention "
-      "and circular_buffer, not '" +
-      name + "'");
+  std::string known;
+  for (const auto& [kind, kind_name] : kKindNames) {
+    if (name == kind_name) return kind;
+    known += known.empty() ? kind_name : std::string(", ") + kind_name;
+  }
+  throw InvalidArgument("kind is one of " + known + ", not '" + name + "'");
+}
+
+std::string group_repr(const CacheGroup& group) {
+  ShortRepr repr("CacheGroup");
+  for (const auto& [kind, name] : kKindNames) {
+    if (kind == group.kind) repr.add("kind", std::string(name));
+  }
+  repr.add("block_size", group.block_size);
+  if (group.window > 0) repr.add("window", group.window);
+  if (group.is_eagle_group) repr.add("is_eagle_group", true);
+  return repr.str();
 }
 
 py::array table_array(const BlockTableView& table) {
@@ -146,7 +161,8 @@ same_spec_as: index of the first group with an equal spec; such groups are found
             return cache_group(spec.value, is_eagle_group);
           },
           py::arg("spec"), py::arg("is_eagle_group") = false,
-          "The group of a spec; raises Unsupported for HiSparse and encoder-only specs.");
+          "The group of a spec; raises Unsupported for HiSparse and encoder-only specs.")
+      .def("__repr__", &group_repr);
 
   py::class_<PrefixHit>(m, "PrefixHit", "What a prefix lookup found.")
       .def_readonly("num_tokens", &PrefixHit::num_tokens)
@@ -158,7 +174,13 @@ same_spec_as: index of the first group with an equal spec; such groups are found
           [](const PrefixHit& hit) {
             return by_group(hit.blocks.size(), [&](size_t g) { return to_array(hit.blocks[g]); });
           },
-          "Block ids, an int32 array a group; 0 where a window needs none.");
+          "Block ids, an int32 array a group; 0 where a window needs none.")
+      .def("__repr__", [](const PrefixHit& hit) {
+        return ShortRepr("PrefixHit")
+            .add("num_tokens", hit.num_tokens)
+            .add("num_groups", hit.blocks.size())
+            .str();
+      });
 }
 
 CacheManager make_manager(std::vector<CacheGroup> groups, int64_t num_blocks, int64_t max_model_len,
