@@ -7,6 +7,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
+import typing_extensions
 
 __all__: list[str] = [
     "AttentionSpec",
@@ -15,6 +16,7 @@ __all__: list[str] = [
     "BlockPool",
     "BlockPoolError",
     "BlockPoolEvent",
+    "CacheBlocks",
     "CacheGroup",
     "CacheManager",
     "ChunkedLocalAttentionSpec",
@@ -53,6 +55,7 @@ __all__: list[str] = [
     "PlanningError",
     "PrefixHit",
     "RSWASpec",
+    "RequestBlockHasher",
     "SinkFullAttentionSpec",
     "SlicedBlockPool",
     "SlicedDevicePool",
@@ -62,6 +65,7 @@ __all__: list[str] = [
     "UniformTypeKVCacheSpecs",
     "Unsupported",
     "VllmBlockPool",
+    "VllmCacheManager",
     "VllmPlanner",
     "WorkerReport",
     "allocate_slices_workspace",
@@ -109,10 +113,6 @@ __all__: list[str] = [
     "resolve_kv_cache_block_sizes",
     "slice_words",
     "sliced_point",
-    "CacheBlocks",
-    "RequestBlockHasher",
-    "VllmCacheManager",
-    "vllm_cache_groups",
     "spec_class_names",
     "spec_field_names",
     "spec_from_dict",
@@ -123,6 +123,7 @@ __all__: list[str] = [
     "uses_trailing_mtp_layers",
     "validate_kv_cache_layout",
     "vector_bytes",
+    "vllm_cache_groups",
     "warn_if_unannotated_eagle_mamba",
 ]
 
@@ -1265,12 +1266,14 @@ class CacheGroup:
         same_spec_as: int | None = None,
     ) -> None: ...
     def __reduce__(self) -> tuple: ...
+    def __repr__(self) -> str: ...
 
 class PrefixHit:
     """
     What a prefix lookup found.
     """
     def __reduce__(self) -> tuple: ...
+    def __repr__(self) -> str: ...
     @property
     def blocks(self) -> tuple:
         """
@@ -1340,7 +1343,7 @@ class CacheManager:
         num_in_flight_tokens: int = 0,
         shared_prefix_boundary: int = 0,
         num_new_computed_tokens: int = 0,
-        hit: PrefixHit = None,
+        hit: PrefixHit | None = None,
         num_lookahead_tokens: int = 0,
         num_external_computed_tokens: int = 0,
         delay_cache_blocks: bool = False,
@@ -1417,7 +1420,7 @@ class CacheManager:
         num_encoder_tokens: int = 0,
         prefill_end: int = 0,
         apply_admission_cap: bool = False,
-        hit: PrefixHit = None,
+        hit: PrefixHit | None = None,
     ) -> int:
         """
         Mirrors KVCacheCoordinator.get_num_blocks_to_allocate (0.33).
@@ -1936,53 +1939,6 @@ class BlockOps:
     @property
     def name(self) -> str: ...
 
-class CacheBlocks:
-    """Native base of kvplan.vllm.cache_manager.KVCacheBlocks."""
-
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
-    blocks: typing.Any
-    get_block_ids: typing.Any
-
-class RequestBlockHasher:
-    """What vLLM's get_request_block_hasher returns, for sha256 and sha256_cbor.
-
-    Called with a request: the list of the hashes of its full blocks that have none yet. A
-    request with a LoRA adapter, prompt embeddings or multimodal items ahead, of another
-    type, or with tokens that are no plain ints goes to `vllm_hasher`."""
-
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
-    num_by_vllm: typing.Any
-    num_native: typing.Any
-
-class VllmCacheManager:
-    """Native base of kvplan.vllm.cache_manager.KVCacheManager."""
-
-    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
-    _block_list: typing.Any
-    _finalize_partial_tails: typing.Any
-    _forget_prefix_cache: typing.Any
-    _get_num_blocks_to_allocate: typing.Any
-    _request_ids: typing.Any
-    _settings: typing.Any
-    _start: typing.Any
-    _take_boundary_states: typing.Any
-    _take_copies: typing.Any
-    allocate_slots: typing.Any
-    cache_blocks: typing.Any
-    check_invariants: typing.Any
-    empty_kv_cache_blocks: typing.Any
-    free: typing.Any
-    get_blocks: typing.Any
-    get_computed_blocks: typing.Any
-    get_computed_blocks_for_connector: typing.Any
-    new_step_starts: typing.Any
-    num_allocations: typing.Any
-    num_quiet: typing.Any
-    pop_blocks_for_free: typing.Any
-    record_blocks_for_zeroing: typing.Any
-    remove_skipped_blocks: typing.Any
-    take_new_block_ids: typing.Any
-
 class VllmBlockPool:
     """
     Native base of kvplan.vllm.block_pool.BlockPool.
@@ -2150,6 +2106,136 @@ class VllmPlanner:
         """
         Each worker's layers with kvplan's own objects. Those of a plugin's class hold what it says of every page that grouping asks for.
         """
+
+class CacheBlocks:
+    """
+    Native base of kvplan.vllm.cache_manager.KVCacheBlocks.
+    """
+    @staticmethod
+    def __new__(type, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Create and return a new object.  See help(type) for accurate signature.
+        """
+    @staticmethod
+    def get_block_ids(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Block ids, a list a group. Mirrors KVCacheBlocks.get_block_ids (0.33).
+        """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    blocks: typing.Any
+
+class VllmCacheManager:
+    """
+    Native base of kvplan.vllm.cache_manager.KVCacheManager.
+    """
+    @staticmethod
+    def __new__(type, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Create and return a new object.  See help(type) for accurate signature.
+        """
+    @staticmethod
+    def _block_list(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
+    @staticmethod
+    def _finalize_partial_tails(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
+    @staticmethod
+    def _forget_prefix_cache(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
+    @staticmethod
+    def _get_num_blocks_to_allocate(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
+    @staticmethod
+    def _request_ids(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
+    @staticmethod
+    def _settings(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
+    @staticmethod
+    def _start(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
+    @staticmethod
+    def _take_boundary_states(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
+    @staticmethod
+    def _take_copies(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
+    @staticmethod
+    def allocate_slots(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Mirrors KVCacheManager.allocate_slots (0.33).
+        """
+    @staticmethod
+    def cache_blocks(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Mirrors KVCacheManager.cache_blocks (0.33).
+        """
+    @staticmethod
+    def check_invariants(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Raises BlockPoolError if tables and pool contradict each other.
+        """
+    @staticmethod
+    def free(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Mirrors KVCacheManager.free (0.33).
+        """
+    @staticmethod
+    def get_blocks(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        The request's blocks as they are now. Mirrors KVCacheManager.get_blocks (0.33).
+        """
+    @staticmethod
+    def get_computed_blocks(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Mirrors KVCacheManager.get_computed_blocks (0.33).
+        """
+    @staticmethod
+    def get_computed_blocks_for_connector(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Mirrors KVCacheManager.get_computed_blocks_for_connector (0.33).
+        """
+    @staticmethod
+    def new_step_starts(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Mirrors KVCacheManager.new_step_starts (0.33).
+        """
+    @staticmethod
+    def pop_blocks_for_free(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Mirrors KVCacheManager.pop_blocks_for_free (0.33).
+        """
+    @staticmethod
+    def record_blocks_for_zeroing(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Mirrors KVCacheManager.record_blocks_for_zeroing (0.33).
+        """
+    @staticmethod
+    def remove_skipped_blocks(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Mirrors KVCacheManager.remove_skipped_blocks (0.33).
+        """
+    @staticmethod
+    def take_new_block_ids(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Mirrors KVCacheManager.take_new_block_ids (0.33).
+        """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    num_allocations: typing.Any
+    num_quiet: typing.Any
+    empty_kv_cache_blocks: typing.Any
+
+class RequestBlockHasher:
+    """
+    What vLLM's get_request_block_hasher returns, for sha256 and sha256_cbor.
+
+    Called with a request: the list of the hashes of its full blocks that have none yet. A
+    request with a LoRA adapter, prompt embeddings or multimodal items ahead, of another
+    type, or with tokens that are no plain ints goes to `vllm_hasher`.
+    """
+    @staticmethod
+    def __new__(type, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Create and return a new object.  See help(type) for accurate signature.
+        """
+    def __call__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        Call self as a function.
+        """
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
+    num_native: typing.Any
+    num_by_vllm: typing.Any
 
 def _restore_config(arg0: dict) -> PlanningConfig: ...
 def _restore_spec(arg0: typing.Any, arg1: dict) -> typing.Any: ...
@@ -2353,6 +2439,15 @@ def validate_kv_cache_layout(
 def vector_bytes(
     buffers: collections.abc.Sequence[int], regions: collections.abc.Sequence[tuple[int, int, int]]
 ) -> int: ...
+def vllm_cache_groups(
+    specs: list,
+    is_eagle_group: collections.abc.Sequence[bool],
+    same_as: collections.abc.Sequence[int],
+) -> typing_extensions.CapsuleType:
+    """
+    The groups of kvplan's own specs, for VllmCacheManager.
+    """
+
 def warn_if_unannotated_eagle_mamba(
     vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable
 ) -> None: ...
@@ -2370,17 +2465,10 @@ class KVCacheBlock:
     set_block_hash: typing.Any
     reset_hash: typing.Any
     block_id: typing.Any
-    ref_cnt: typing.Any
     is_null: typing.Any
+    ref_cnt: typing.Any
     pool: typing.Any
     block_hash: typing.Any
     block_hash_num_tokens: typing.Any
     prev_free_block: typing.Any
     next_free_block: typing.Any
-
-def vllm_cache_groups(
-    specs: list,
-    is_eagle_group: collections.abc.Sequence[bool],
-    same_as: collections.abc.Sequence[int],
-) -> typing.Any:
-    """The groups of kvplan's own specs, for VllmCacheManager."""
