@@ -43,7 +43,7 @@ struct alignas(64) BlockRecord {
   static constexpr uint8_t kDetached = 1;      // without a holder, yet not in the free list
   static constexpr uint8_t kHasSecondary = 2;  // there are keys besides `key`
   static constexpr uint8_t kInUse = 4;         // of a slice: not in a list of free slices
-  static constexpr uint8_t kCounted = 8;       // seen by the operation in progress
+  static constexpr uint8_t kCounted = 8;       // of a slice: seen by the admission in progress
   static constexpr uint8_t kWatched = 16;      // of a slice: `unpin_blocks` has released it
 
   uint32_t next_link;

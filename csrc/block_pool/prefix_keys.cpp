@@ -227,10 +227,6 @@ void PrefixKeys::check_full(const FullBlocks& full) const {
 
 void PrefixKeys::check_new_hash(const FullBlocks& full, size_t i, const BlockRecord& record) const {
   check_hash(full.hashes[i]);
-  if ((record.key.flags & BlockRecord::kCounted) != 0) {
-    throw BlockPoolError("cache_full_blocks: block " + std::to_string(full.blocks[i]) +
-                         " comes twice");
-  }
   if (record.has_hash() && (record.num_tokens == BlockRecord::kUnknownTokens ||
                             record.num_tokens >= tokens_up_to(full, i))) {
     throw BlockPoolError("cache_full_blocks: block " + std::to_string(full.blocks[i]) +

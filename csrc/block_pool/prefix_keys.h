@@ -157,27 +157,10 @@ inline bool is_skipped(const FullBlocks& full, size_t i) {
 template <typename RecordOf>
 void PrefixKeys::cache_full(const FullBlocks& full, RecordOf&& record_of) {
   check_full(full);
-  // Marked while the others are checked, so that a block that comes twice is seen.
-  size_t num_marked = 0;
-  const auto unmark = [&] {
-    for (size_t i = 0; i < num_marked; ++i) {
-      records[record_of(full.blocks[i])].key.flags &= static_cast<uint8_t>(~BlockRecord::kCounted);
-    }
-  };
-  try {
-    for (size_t i = 0; i < full.blocks.size(); ++i) {
-      BlockRecord& record = records[record_of(full.blocks[i])];
-      if (!is_skipped(full, i)) {
-        check_new_hash(full, i, record);
-        record.key.flags |= BlockRecord::kCounted;
-      }
-      ++num_marked;
-    }
-  } catch (...) {
-    unmark();
-    throw;
+  for (size_t i = 0; i < full.blocks.size(); ++i) {
+    const BlockRecord& record = records[record_of(full.blocks[i])];
+    if (!is_skipped(full, i)) check_new_hash(full, i, record);
   }
-  unmark();
   if (full.blocks.empty()) return;
   for (size_t i = 0; i < full.blocks.size(); ++i) {
     if (!is_skipped(full, i)) replace_key(full, i, record_of(full.blocks[i]));

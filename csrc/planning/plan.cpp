@@ -299,7 +299,7 @@ void validate(const Plan& plan) {
   }
   for (const StagePlan& stage : plan.stages) {
     validate_groups(plan, stage.groups);
-    if (stage.bytes_per_block < 0 || (stage.bytes_per_block == 0 && !stage.groups.empty())) {
+    if (stage.bytes_per_block < 0 || (stage.bytes_per_block == 0 && stage.num_layers > 0)) {
       reject("a block takes " + std::to_string(stage.bytes_per_block) + " bytes");
     }
     for (const KVCacheTensor& t : stage.tensors) {

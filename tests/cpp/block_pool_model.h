@@ -5,7 +5,6 @@
 #include <deque>
 #include <map>
 #include <optional>
-#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -123,10 +122,8 @@ class ModelPool {
     const auto tokens = [&](size_t i) {
       return (first + static_cast<int64_t>(i) + 1) * block_size;
     };
-    std::set<int> listed;
     for (size_t i = 0; i < ids.size(); ++i) {
       const Block& block = blocks[ids[i]];
-      if (!skip(i) && !listed.insert(ids[i]).second) return false;
       if (skip(i) || block.keys.empty()) continue;
       if (!block.num_tokens || *block.num_tokens >= tokens(i)) return false;
     }

@@ -327,11 +327,9 @@ class SlicedModel {
     const auto tokens = [&](size_t i) {
       return (first + static_cast<int64_t>(i) + 1) * block_size;
     };
-    std::set<int> listed;
     for (size_t i = 0; i < ids.size(); ++i) {
       if (!owned(g, ids[i]) || (ids[i] != 0 && slice_of(g, ids[i]).ref_count == 0)) return false;
       if (skip(i)) continue;
-      if (!listed.insert(ids[i]).second) return false;
       const Slice& s = slice_of(g, ids[i]);
       if (!s.hash.empty() && s.num_tokens >= tokens(i)) return false;
     }

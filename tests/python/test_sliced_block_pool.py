@@ -277,14 +277,14 @@ def test_partial_blocks_move_with_all_their_hashes():
         assert pool.get_cached_block(block_hash, [SMALL]).tolist() == [8]
     pool.cache_full_blocks([8], [b"h16"], 16, SMALL)  # covers more than either
     assert pool.get_cached_block(b"h8", [SMALL]) is None
-    assert not pool.cache_partial_block(8, b"h8", 8, hash_block_size=4, group_id=SMALL)
+    assert pool.cache_partial_block(8, b"h8", 8, hash_block_size=4, group_id=SMALL)
     assert not pool.cache_partial_block(0, b"h8", 8, hash_block_size=4, group_id=SMALL)
     pool.check_invariants()
     with pytest.raises(ValueError, match="block 12 of group 1 has no holder"):
         pool.cache_partial_block(12, b"x", 4, hash_block_size=4, group_id=SMALL)
     with pytest.raises(ValueError, match="1 to 2147483647 tokens, not 0"):
         pool.cache_partial_block(8, b"x", 0, hash_block_size=4, group_id=SMALL)
-    assert pool.num_cached_hashes == 1
+    assert pool.num_cached_hashes == 2
 
 
 @pytest.mark.parametrize("size", [0, -4])

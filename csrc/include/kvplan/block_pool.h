@@ -60,7 +60,8 @@ struct BlockPoolOptions {
 
 /// Blocks of one request that became full and shall be found by their hashes.
 struct FullBlocks {
-  /// The newly full ones, in the order of the request; null blocks aside, each once.
+  /// The newly full ones, in the order of the request. Of one that comes twice the later hash
+  /// counts.
   std::span<const BlockId> blocks{};
   std::span<const std::string_view> hashes{};  ///< one per block
   int64_t first_block = 0;                     ///< index of `blocks[0]` within the request
