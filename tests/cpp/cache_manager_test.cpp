@@ -224,7 +224,7 @@ TEST(CacheManager, AnyPoolOrderLeavesNothingBehind) {
     if (running.size() < 4) {
       const int64_t length = 1 + static_cast<int64_t>(random() % 150);
       Running made{manager.add_request(), prompt(length)};
-      manager.append_hashes(made.handle, hashes(length / 16, random() % 3));
+      manager.append_hashes(made.handle, hashes(length / 16, static_cast<uint32_t>(random() % 3)));
       manager.find_prefix(made.handle, length - 1, hit);
       Allocation allocation = fresh(length - hit.num_tokens);
       allocation.num_new_computed_tokens = hit.num_tokens;
