@@ -38,12 +38,12 @@ class Sides:
             kvplan.vllm.uninstall()
             self._stack.callback(kvplan.vllm.install)
         self.stock_pool = block_pool.BlockPool
-        if not kvplan.vllm.install() or kvplan.vllm.installed_flow() is None:
+        installed = kvplan.vllm.installed_flow() if kvplan.vllm.install() else None
+        if installed is None:
             self._stack.close()
             raise ImportError("kvplan does not know this vLLM")
         self._stack.callback(kvplan.vllm.uninstall)
         logging.getLogger("vllm").setLevel(logging.ERROR)
-        installed = kvplan.vllm.installed_flow()
         self._planning = installed.vllm.planning
         self._originals = installed.stock
         self._groups_first = not installed.vllm.before_033

@@ -137,7 +137,7 @@ class _PoolFreeQueue(FreeKVCacheBlockQueue):
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self.fake_free_list_head = _FreeListHead(pool)
+        self.fake_free_list_head = _FreeListHead(pool)  # type: ignore[assignment]
 
     @property
     def num_free_blocks(self) -> int:  # type: ignore[override]

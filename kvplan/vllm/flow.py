@@ -208,8 +208,10 @@ class Flow:
                 chosen = {}
         return self._planned(chosen, *request)
 
-    def _planned(self, chosen: dict[str, Any], vllm_config: Any, *request: Any) -> Answer:
-        configs, effects = self.planner.plan(vllm_config, *request, chosen)
+    def _planned(
+        self, chosen: dict[str, Any], vllm_config: Any, specs: Any, memory: Any, groups: Any
+    ) -> Answer:
+        configs, effects = self.planner.plan(vllm_config, specs, memory, groups, chosen)
         if grouping.is_sliced(chosen):
             configs = grouping.cut(configs, chosen)
         commit = effects and functools.partial(self._commit, vllm_config, effects)

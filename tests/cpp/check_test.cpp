@@ -408,7 +408,8 @@ TEST(CheckPlan, AcceptsRealPlansAndCatchesChangedOnes) {
   EXPECT_TRUE(broken([&](Plan& p) { tensor(p).layers.pop_back(); }).contains(Rule::kOneTensor));
   EXPECT_TRUE(
       broken([&](Plan& p) { p.stages[0].groups[0].layers.pop_back(); }).contains(Rule::kOneGroup));
-  EXPECT_TRUE(broken([&](Plan& p) { p.stages[0].groups.pop_back(); }).contains(Rule::kOneGroup));
+  // Whatever takes a plan counts on a stage having every group.
+  EXPECT_THROW(broken([&](Plan& p) { p.stages[0].groups.pop_back(); }), InvalidArgument);
   EXPECT_TRUE(broken([&](Plan& p) { p.num_blocks += 1; }).contains(Rule::kWorkersAgree));
   EXPECT_TRUE(broken([&](Plan& p) { p.num_blocks = kMax; }).contains(Rule::kNumbers));
   EXPECT_TRUE(broken([&](Plan& p) { p.num_blocks /= 2; }).contains(Rule::kEqualSizes));
