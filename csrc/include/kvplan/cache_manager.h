@@ -88,7 +88,7 @@ struct PrefixHit {
   std::vector<std::vector<BlockId>> blocks;  ///< by group; null where a window needs none
 
   /// Whether no group has a block.
-  bool empty() const noexcept;
+  KVPLAN_API bool empty() const noexcept;
 };
 
 /// A request as its scheduler sees it at the time of a call; vLLM's names.

@@ -137,8 +137,8 @@ struct PlanningContext {
   const KVCacheSpec& spec(SpecId id) const { return specs[id]; }
   const KVCacheSpec& spec(const LayerSpec& l) const { return specs[l.spec]; }
   int64_t page(SpecId id) const { return specs.page_size_bytes(id); }
-  void info(std::string message) const;
-  void warn(std::string message) const;
+  KVPLAN_API void info(std::string message) const;
+  KVPLAN_API void warn(std::string message) const;
 };
 
 }  // namespace kvplan

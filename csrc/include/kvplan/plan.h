@@ -99,7 +99,7 @@ struct Plan {
   Notices notices;
 
   /// Throws `InvalidArgument` for a worker that the plan does not have.
-  const StagePlan& stage_of(size_t worker) const;
+  KVPLAN_API const StagePlan& stage_of(size_t worker) const;
 };
 
 /// Throws `InvalidArgument` for what no planner returns: a plan without workers or tables, or one
