@@ -24,7 +24,7 @@ def write_distribution(site, version):
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kvplan\nVersion: {version}\n")
 
 
-def import_in_checkout(tmp_path, version, *, project=True):
+def import_in_checkout(tmp_path, version, *flags, project=True):
     checkout = tmp_path / "checkout"
     (checkout / "kvplan").mkdir(parents=True)
     for entry in PACKAGE.iterdir():
@@ -35,7 +35,12 @@ def import_in_checkout(tmp_path, version, *, project=True):
         (checkout / "pyproject.toml").write_text(text)
     write_distribution(tmp_path / "site", version)
     return subprocess.run(
-        [sys.executable, "-c", "import kvplan; print(kvplan.__file__, kvplan._core.__file__)"],
+        [
+            sys.executable,
+            *flags,
+            "-c",
+            "import kvplan; print(kvplan.__file__, kvplan._core.__file__)",
+        ],
         cwd=checkout,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(checkout), str(tmp_path / "site")])},
         capture_output=True,
@@ -54,6 +59,7 @@ def test_the_source_tree_finds_the_installed_module(tmp_path):
 @pytest.mark.parametrize(("version", "project"), [("0.0.9", True), (kvplan.__version__, False)])
 def test_no_other_module_will_do(tmp_path, version, project):
     """Not of another version, and not for a package that is in no source tree."""
-    done = import_in_checkout(tmp_path, version, project=project)
+    # Without site-packages (-S), where kvplan itself may be installed.
+    done = import_in_checkout(tmp_path, version, "-S", project=project)
     assert done.returncode != 0
     assert re.search(r"compiled module kvplan\._core is missing.*pip install \.", done.stderr)
