@@ -1307,6 +1307,24 @@ class CacheManager:
     scheduler_block_size, hash_block_size: tokens; None: as vLLM resolves them.
     retention_interval: vLLM's prefix_cache_retention_interval, tokens; None caches densely.
     """
+    @staticmethod
+    def from_plan(
+        plan: typing.Any,
+        *,
+        lookahead_hashes: bool = True,
+        enable_caching: bool | None = None,
+        enable_events: bool = False,
+        watermark: float = 0.0,
+        enable_mamba_shared_prefix_checkpoint: bool = False,
+        hash_bytes: int = 32,
+    ) -> CacheManager:
+        """
+        The manager of a plan, as vLLM's scheduler makes it from its configuration.
+
+        lookahead_hashes: hashes cover the num_hash_lookahead_tokens behind their block that a drafter reads,
+        as in vLLM; False: their block alone. enable_caching: None: as the plan's config says.
+        Raises Unsupported for groups that the manager has no policy for.
+        """
     def __init__(
         self,
         groups: collections.abc.Sequence[CacheGroup],
@@ -1502,6 +1520,11 @@ class CacheManager:
     def mamba_shared_prefix_checkpoint(self) -> bool: ...
     @property
     def num_groups(self) -> int: ...
+    @property
+    def num_hash_lookahead_tokens(self) -> int:
+        """
+        Tokens behind a block that its hash covers.
+        """
     @property
     def num_requests(self) -> int: ...
     @property

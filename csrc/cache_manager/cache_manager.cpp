@@ -86,6 +86,9 @@ int64_t CacheManager::scheduler_block_size() const noexcept {
   return state_->layout.scheduler_block_size;
 }
 int64_t CacheManager::hash_block_size() const noexcept { return state_->layout.hash_block_size; }
+int64_t CacheManager::num_hash_lookahead_tokens() const noexcept {
+  return state_->layout.num_hash_lookahead_tokens;
+}
 int64_t CacheManager::hit_alignment() const noexcept { return state_->layout.hit_alignment; }
 bool CacheManager::enable_partial_hits() const noexcept { return state_->layout.partial_hits; }
 bool CacheManager::mamba_shared_prefix_checkpoint() const noexcept {

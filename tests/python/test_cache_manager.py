@@ -125,3 +125,27 @@ def test_groups_of_specs():
     admit(manager, 100)
     _, hit, _ = admit(manager, 100)
     assert [ids.tolist() for ids in hit.blocks][1] == [0, 0, 0, 0, 12, 13]
+
+
+def test_the_manager_of_a_plan():
+    heads = {"num_kv_heads": 1, "head_size": 64, "dtype": "bfloat16"}
+    full = specs.FullAttentionSpec(block_size=16, **heads)
+    window = specs.SlidingWindowSpec(block_size=16, sliding_window=32, **heads)
+    layers = {"0": full, "1": window}
+    config = kvplan.PlanningConfig(
+        max_model_len=1000,
+        use_eagle=True,
+        use_eagle_block_drop=True,
+        num_prefill_lookahead_tokens=1,
+    )
+    plan = kvplan.plan(config, [layers], [1 << 20])
+    manager = kvplan.CacheManager.from_plan(plan)
+    assert manager.num_groups == 2
+    assert manager.hash_block_size == 16
+    assert manager.pool.num_blocks == plan.num_blocks
+    assert manager.num_hash_lookahead_tokens == 1
+    plain = kvplan.CacheManager.from_plan(plan, lookahead_hashes=False, watermark=0.5)
+    assert plain.num_hash_lookahead_tokens == 0
+    assert not kvplan.CacheManager.from_plan(plan, enable_caching=False).pool.enable_caching
+    with pytest.raises(TypeError, match=r"kvplan\.Plan, not dict"):
+        kvplan.CacheManager.from_plan({})

@@ -155,9 +155,12 @@ def both(vllm_call, native_call):
 
 
 class Pair:
-    """The two managers. Every method does the same with both and compares the answers."""
+    """The two managers. Every method does the same with both and compares the answers.
 
-    def __init__(self, groups, num_blocks, *, retention=None, zeroing=False, **options):
+    make: makes kvplan's, if not from the groups and options.
+    """
+
+    def __init__(self, groups, num_blocks, *, retention=None, zeroing=False, make=None, **options):
         groups = [
             KVCacheGroupSpec([f"layer.{i}"], spec, is_eagle_group=eagle)
             for i, (spec, eagle) in enumerate(groups)
@@ -174,7 +177,7 @@ class Pair:
         )
         renamed = {"enable_kv_cache_events": "enable_events"}
 
-        def make():
+        def make_alike():
             return kvplan.CacheManager(
                 [cache_group(group, groups) for group in groups],
                 num_blocks=num_blocks,
@@ -190,7 +193,7 @@ class Pair:
             manager.get_computed_blocks(request)
             return manager
 
-        self.vllm, self.native = both(make_and_look_up, make)
+        self.vllm, self.native = both(make_and_look_up, make or make_alike)
         self.handles = {}
         self.retained = []
         self.seen = Counter()

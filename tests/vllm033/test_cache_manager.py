@@ -178,26 +178,33 @@ def make_pair(rng):
 
 
 class Trace:
-    """A scheduler that does what real ones do, and a little of what they do not."""
+    """A scheduler that does what real ones do, and a little of what they do not.
 
-    def __init__(self, seed):
+    scale: factor of all lengths; a request has at most 195 tokens times that.
+    """
+
+    def __init__(self, seed, make=make_pair, scale=1):
         self.rng = random.Random(seed)
-        self.pair = make_pair(self.rng)
+        self.scale = scale
+        self.longest = 195 * scale
+        self.pair = make(self.rng)
         self.hash_block_size = self.pair.native.hash_block_size
         self.lookahead = self.pair.vllm.block_pool.num_hash_lookahead_tokens
         self.speculates = self.rng.random() < 0.4
         self.asynchronous = self.rng.random() < 0.3
         self.for_connector = self.rng.random() < 0.3
-        self.prompts = [bytes(self.rng.randrange(256) for _ in range(190)) for _ in range(2)]
+        self.prompts = [
+            bytes(self.rng.randrange(256) for _ in range(190 * scale)) for _ in range(2)
+        ]
         self.running = []
         self.waiting = []
         self.num_made = 0
 
     def make_request(self):
         rng = self.rng
-        prompt = list(rng.choice(self.prompts)[: rng.randint(1, 120)])
+        prompt = list(rng.choice(self.prompts)[: rng.randint(1, 120 * self.scale)])
         if rng.random() < 0.5:
-            prompt += [rng.randrange(256) for _ in range(rng.randint(1, 30))]
+            prompt += [rng.randrange(256) for _ in range(rng.randint(1, 30 * self.scale))]
         if rng.random() < 0.3:
             size = self.pair.native.scheduler_block_size
             prompt = prompt[: max(1, len(prompt) // size * size)]
@@ -218,7 +225,9 @@ class Trace:
             request.shared_prefix_boundary,
         ]
         stops = [stop - start for stop in stops if start < stop < request.num_tokens]
-        return min(rest, self.rng.choice([rest, rest, self.rng.randint(1, 40), *stops]))
+        return min(
+            rest, self.rng.choice([rest, rest, self.rng.randint(1, 40 * self.scale), *stops])
+        )
 
     def admit(self):
         rng, pair = self.rng, self.pair
@@ -276,7 +285,7 @@ class Trace:
         rng = self.rng
         # Outputs of earlier steps arrive.
         if request.num_computed_tokens >= request.num_tokens:
-            if request.num_tokens >= 195:
+            if request.num_tokens >= self.longest:
                 self.finish(request)
                 return True
             request.append(rng.randrange(256))
@@ -284,7 +293,7 @@ class Trace:
         num_new = self.chunk(request, request.num_computed_tokens)
         drafts = 0
         if self.speculates and num_new == rest:
-            drafts = rng.randint(0, max(0, min(3, 195 - request.num_tokens)))
+            drafts = rng.randint(0, max(0, min(3, self.longest - request.num_tokens)))
         request.num_in_flight_tokens = (
             rng.randint(0, min(4, request.num_computed_tokens)) if self.asynchronous else 0
         )
@@ -322,7 +331,7 @@ class Trace:
         """A decode step of all requests that have one token to compute, in one call."""
         ready = []
         for request in self.running:
-            if request.num_computed_tokens == request.num_tokens < 195:
+            if request.num_computed_tokens == request.num_tokens < self.longest:
                 request.append(self.rng.randrange(256))
             if request.num_tokens - request.num_computed_tokens == 1:
                 request.num_in_flight_tokens = 0

@@ -13,8 +13,10 @@
 
 #include "bindings/bindings.h"
 #include "bindings/native/block_arrays.h"
+#include "bindings/native/plan_object.h"
 #include "bindings/native/short_repr.h"
 #include "bindings/native/spec_object.h"
+#include "kvplan/plan_pool.h"
 
 namespace py = pybind11;
 
@@ -212,6 +214,19 @@ CacheManager make_manager(std::vector<CacheGroup> groups, int64_t num_blocks, in
       .retention_interval = retention_interval,
       .needs_zeroing = needs_zeroing,
       .hash_bytes = hash_bytes});
+}
+
+CacheManager manager_from_plan(const py::object& plan, bool lookahead_hashes,
+                               std::optional<bool> enable_caching, bool enable_events,
+                               double watermark, bool enable_mamba_shared_prefix_checkpoint,
+                               int64_t hash_bytes) {
+  CacheManagerOptions options = cache_manager_options(plan_of(plan), lookahead_hashes);
+  if (enable_caching) options.enable_caching = *enable_caching;
+  options.enable_events = enable_events;
+  options.watermark = watermark;
+  options.enable_mamba_shared_prefix_checkpoint = enable_mamba_shared_prefix_checkpoint;
+  options.hash_bytes = hash_bytes;
+  return CacheManager(options);
 }
 
 RequestTokens make_tokens(int64_t num_tokens, int64_t num_prompt_tokens,
@@ -474,6 +489,8 @@ void bind_state(py::class_<CacheManager>& manager) {
       .def_property_readonly("num_requests", &CacheManager::num_requests)
       .def_property_readonly("scheduler_block_size", &CacheManager::scheduler_block_size)
       .def_property_readonly("hash_block_size", &CacheManager::hash_block_size)
+      .def_property_readonly("num_hash_lookahead_tokens", &CacheManager::num_hash_lookahead_tokens,
+                             "Tokens behind a block that its hash covers.")
       .def_property_readonly("hit_alignment", &CacheManager::hit_alignment)
       .def_property_readonly("enable_partial_hits", &CacheManager::enable_partial_hits)
       .def_property_readonly("mamba_shared_prefix_checkpoint",
@@ -513,6 +530,16 @@ retention_interval: vLLM's prefix_cache_retention_interval, tokens; None caches 
               py::arg("watermark") = 0.0, py::arg("enable_mamba_shared_prefix_checkpoint") = false,
               py::arg("retention_interval") = std::nullopt, py::arg("needs_zeroing") = false,
               py::arg("hash_bytes") = 32);
+  manager.def_static("from_plan", &manager_from_plan, py::arg("plan"), py::kw_only(),
+                     py::arg("lookahead_hashes") = true, py::arg("enable_caching") = std::nullopt,
+                     py::arg("enable_events") = false, py::arg("watermark") = 0.0,
+                     py::arg("enable_mamba_shared_prefix_checkpoint") = false,
+                     py::arg("hash_bytes") = 32,
+                     R"(The manager of a plan, as vLLM's scheduler makes it from its configuration.
+
+lookahead_hashes: hashes cover the num_hash_lookahead_tokens behind their block that a drafter reads,
+as in vLLM; False: their block alone. enable_caching: None: as the plan's config says.
+Raises Unsupported for groups that the manager has no policy for.)");
   manager
       .def("add_request",
            [](CacheManager& self) { return static_cast<int32_t>(self.add_request()); })

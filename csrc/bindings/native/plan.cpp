@@ -5,6 +5,7 @@
 #include "bindings/bindings.h"
 #include "bindings/native/check.h"
 #include "bindings/native/field_conversion.h"
+#include "bindings/native/plan_object.h"
 #include "bindings/native/planning_config.h"
 #include "bindings/native/short_repr.h"
 #include "bindings/vllm/session.h"
@@ -206,6 +207,14 @@ std::unique_ptr<PlanObject> make_plan(py::handle config, py::handle kv_cache_spe
 }
 
 }  // namespace
+
+const Plan& plan_of(const py::object& plan) {
+  if (!py::isinstance<PlanObject>(plan)) {
+    throw py::type_error("expected a kvplan.Plan, not " +
+                         std::string(Py_TYPE(plan.ptr())->tp_name));
+  }
+  return plan.cast<const PlanObject&>().plan;
+}
 
 void bind_plan(py::module_& m) {
   py::class_<GroupReportObject> group(m, "GroupReport", "One group's share of a request.");

@@ -222,6 +222,8 @@ class KVPLAN_API CacheManager {
   int64_t block_size(size_t group) const noexcept;
   int64_t scheduler_block_size() const noexcept;
   int64_t hash_block_size() const noexcept;
+  /// Tokens behind a block that its hash covers.
+  int64_t num_hash_lookahead_tokens() const noexcept;
   /// Tokens that the length of a hit is a multiple of.
   int64_t hit_alignment() const noexcept;
   bool enable_partial_hits() const noexcept;
