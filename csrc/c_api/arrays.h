@@ -24,6 +24,23 @@ std::span<T> span_of(T* pointer, size_t count, const char* what = "blocks") {
   return {pointer, count};
 }
 
+/// The element of something that has `size()`.
+template <class Range>
+auto& at(Range& range, size_t index, const char* what) {
+  if (index >= range.size()) {
+    throw InvalidArgument(std::string(what) + " " + std::to_string(index) +
+                          " does not exist; there are " + std::to_string(range.size()));
+  }
+  return range[index];
+}
+
+/// Hands out memory that a handle keeps.
+template <class T>
+void lend(std::span<const T> from, const T** out, size_t* count) {
+  deref(out, "out") = from.data();
+  deref(count, "count") = from.size();
+}
+
 inline std::string_view bytes_of(const void* hash, size_t bytes) {
   return {&deref(static_cast<const char*>(hash), "hash"), bytes};
 }
@@ -42,6 +59,11 @@ inline std::vector<std::string_view> hashes_of(const void* hashes, size_t count,
     views.emplace_back(bytes + i * hash_bytes, hash_bytes);
   }
   return views;
+}
+
+inline std::span<const PoolGroupId> groups_of(const uint16_t* groups, size_t count) {
+  static_assert(sizeof(PoolGroupId) == sizeof(uint16_t));
+  return {reinterpret_cast<const PoolGroupId*>(span_of(groups, count, "groups").data()), count};
 }
 
 }  // namespace kvplan::c_api

@@ -1,14 +1,24 @@
 #include "kvplan/block_pool.h"
 
+#include <memory>
 #include <string_view>
 #include <vector>
 
 #include "c_api/arrays.h"
-#include "c_api/guard.h"
+#include "c_api/pool_handle.h"
 
-struct kvplan_pool {
-  kvplan::BlockPool pool;
-};
+namespace kvplan::c_api {
+namespace {
+
+kvplan_status create_pool(int64_t num_blocks, const BlockPoolOptions& options, kvplan_pool** out) {
+  return guarded([&] {
+    deref(out, "out") = nullptr;
+    *out = new kvplan_pool(std::make_shared<BlockPool>(num_blocks, options));
+  });
+}
+
+}  // namespace
+}  // namespace kvplan::c_api
 
 using kvplan::c_api::bytes_of;
 using kvplan::c_api::deref;
@@ -18,15 +28,30 @@ using kvplan::c_api::span_of;
 extern "C" {
 
 kvplan_status kvplan_pool_create(int64_t num_blocks, int32_t enable_caching, kvplan_pool** out) {
-  return guarded([&] {
-    deref(out, "out") = nullptr;
-    kvplan::BlockPoolOptions options;
-    options.enable_caching = enable_caching != 0;
-    *out = new kvplan_pool{kvplan::BlockPool(num_blocks, options)};
-  });
+  return kvplan::c_api::create_pool(num_blocks, {.enable_caching = enable_caching != 0}, out);
+}
+
+kvplan_status kvplan_pool_create_with_events(int64_t num_blocks, int32_t enable_caching,
+                                             int64_t max_events, kvplan_pool** out) {
+  return kvplan::c_api::create_pool(
+      num_blocks,
+      {.enable_caching = enable_caching != 0, .enable_events = true, .max_events = max_events},
+      out);
 }
 
 void kvplan_pool_destroy(kvplan_pool* pool) { delete pool; }
+
+int64_t kvplan_pool_num_blocks(const kvplan_pool* pool) {
+  return pool == nullptr ? 0 : pool->pool.num_blocks();
+}
+
+int64_t kvplan_pool_num_cached_hashes(const kvplan_pool* pool) {
+  return pool == nullptr ? 0 : pool->pool.num_cached_hashes();
+}
+
+kvplan_status kvplan_pool_ref_count(const kvplan_pool* pool, int32_t block, int32_t* count) {
+  return guarded([&] { deref(count, "count") = deref(pool, "pool").pool.ref_count(block); });
+}
 
 int64_t kvplan_pool_num_free(const kvplan_pool* pool) {
   return pool == nullptr ? 0 : pool->pool.num_free_blocks();
@@ -65,6 +90,47 @@ kvplan_status kvplan_pool_find(const kvplan_pool* pool, const void* hash, size_t
     deref(block, "block") = deref(pool, "pool")
                                 .pool.find(bytes_of(hash, hash_bytes), kvplan::PoolGroupId{group})
                                 .value_or(-1);
+  });
+}
+
+kvplan_status kvplan_pool_find_prefix(const kvplan_pool* pool, const void* hashes, size_t count,
+                                      size_t hash_bytes, uint16_t group, int32_t* blocks,
+                                      size_t* num_found) {
+  return guarded([&] {
+    const std::vector<std::string_view> views = kvplan::c_api::hashes_of(hashes, count, hash_bytes);
+    deref(num_found, "num_found") = static_cast<size_t>(
+        deref(pool, "pool")
+            .pool.find_prefix(views, kvplan::PoolGroupId{group}, span_of(blocks, count)));
+  });
+}
+
+kvplan_status kvplan_pool_find_in_groups(const kvplan_pool* pool, const void* hash,
+                                         size_t hash_bytes, const uint16_t* groups,
+                                         size_t num_groups, int32_t* blocks, int32_t* found) {
+  return guarded([&] {
+    const auto ids = kvplan::c_api::groups_of(groups, num_groups);
+    deref(found, "found") =
+        deref(pool, "pool")
+            .pool.find_in_groups(bytes_of(hash, hash_bytes), ids, span_of(blocks, num_groups));
+  });
+}
+
+kvplan_status kvplan_pool_evict(kvplan_pool* pool, const int32_t* blocks, size_t count) {
+  return guarded([&] { deref(pool, "pool").pool.evict_blocks(span_of(blocks, count)); });
+}
+
+kvplan_status kvplan_pool_reset(kvplan_pool* pool, int32_t* done) {
+  return guarded([&] {
+    kvplan_pool& p = deref(pool, "pool");
+    deref(done, "done") = p.pool.reset_prefix_cache();
+  });
+}
+
+kvplan_status kvplan_pool_take_events(kvplan_pool* pool, const kvplan_event** events,
+                                      size_t* count) {
+  return guarded([&] {
+    kvplan_pool& p = deref(pool, "pool");
+    kvplan::c_api::take_events(p.pool, p.events, events, count);
   });
 }
 

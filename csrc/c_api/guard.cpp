@@ -2,6 +2,16 @@
 
 #include <exception>
 #include <string>
+#include <string_view>
+
+#include "c_api/sized_struct.h"
+
+#define KVPLAN_TEXT_OF(number) #number
+#define KVPLAN_DOTTED(major, minor, patch) \
+  KVPLAN_TEXT_OF(major) "." KVPLAN_TEXT_OF(minor) "." KVPLAN_TEXT_OF(patch)
+static_assert(std::string_view(KVPLAN_DOTTED(KVPLAN_VERSION_MAJOR, KVPLAN_VERSION_MINOR,
+                                             KVPLAN_VERSION_PATCH)) == KVPLAN_VERSION,
+              "c_api.h and CMakeLists.txt have the same version");
 
 namespace kvplan::c_api {
 namespace {
@@ -25,8 +35,9 @@ kvplan_status status_of_exception() noexcept {
     throw;
   } catch (const NotEnoughMemory& e) {
     const NotEnoughMemory::Numbers& n = e.numbers();
-    last_shortage = {n.worker,        n.needed_bytes,      n.available_bytes,
-                     n.max_model_len, n.estimated_max_len, n.max_in_flight_tokens};
+    last_shortage = {sizeof(last_shortage), n.worker,        n.needed_bytes,
+                     n.available_bytes,     n.max_model_len, n.estimated_max_len,
+                     n.max_in_flight_tokens};
     return fail(KVPLAN_NOT_ENOUGH_MEMORY, e.what());
   } catch (const Overflow& e) {
     return fail(KVPLAN_OVERFLOW, e.what());
@@ -57,7 +68,10 @@ const char* kvplan_version(void) { return KVPLAN_VERSION; }
 
 const char* kvplan_last_error(void) { return kvplan::c_api::last_error.c_str(); }
 
-void kvplan_last_shortage(kvplan_shortage* out) {
-  if (out != nullptr) *out = kvplan::c_api::last_shortage;
+int32_t kvplan_abi_version(void) { return KVPLAN_ABI_VERSION; }
+
+kvplan_status kvplan_last_shortage(kvplan_shortage* out) {
+  return kvplan::c_api::guarded(
+      [&] { kvplan::c_api::write_struct(out, kvplan::c_api::last_shortage); });
 }
 }

@@ -4,19 +4,10 @@
 #include <vector>
 
 #include "c_api/arrays.h"
-#include "c_api/guard.h"
+#include "c_api/plan_handle.h"
+#include "c_api/sized_struct.h"
 #include "kvplan/check.h"
 #include "kvplan/json_request.h"
-#include "kvplan/report.h"
-
-struct kvplan_plan {
-  kvplan::Plan plan;
-  kvplan::Reasons reasons;
-  kvplan::Capacity capacity;
-  kvplan::SafeBlockIds safe_ids;
-  std::vector<std::vector<int32_t>> group_layers;
-  std::vector<std::vector<std::vector<int32_t>>> tensor_layers;  // of each stage
-};
 
 namespace kvplan::c_api {
 namespace {
@@ -42,21 +33,13 @@ std::unique_ptr<kvplan_plan> make(const PlanRequest& request, const PlanningConf
   return made;
 }
 
-template <class Range>
-auto& at(Range& range, size_t index, const char* what) {
-  if (index >= range.size()) {
-    throw InvalidArgument(std::string(what) + " " + std::to_string(index) +
-                          " does not exist; there are " + std::to_string(range.size()));
-  }
-  return range[index];
-}
-
 }  // namespace
 }  // namespace kvplan::c_api
 
 using kvplan::c_api::at;
 using kvplan::c_api::deref;
 using kvplan::c_api::guarded;
+using kvplan::c_api::write_struct;
 
 extern "C" {
 
@@ -74,8 +57,7 @@ void kvplan_plan_destroy(kvplan_plan* plan) { delete plan; }
 kvplan_status kvplan_plan_summary(const kvplan_plan* plan, kvplan_summary* out) {
   return guarded([&] {
     const kvplan_plan& p = deref(plan, "plan");
-    kvplan_summary& s = deref(out, "out");
-    s = {};
+    kvplan_summary s = {};
     s.max_model_len = p.plan.config.max_model_len;
     s.num_blocks = p.plan.num_blocks;
     s.num_groups = static_cast<int64_t>(p.plan.groups.size());
@@ -94,6 +76,7 @@ kvplan_status kvplan_plan_summary(const kvplan_plan* plan, kvplan_summary* out) 
     s.steady_concurrency = p.capacity.steady_concurrency;
     s.max_safe_block_id_bytes = p.safe_ids.bytes;
     s.max_safe_block_id_elements = p.safe_ids.elements;
+    write_struct(out, s);
   });
 }
 
@@ -102,13 +85,10 @@ kvplan_status kvplan_plan_group(const kvplan_plan* plan, size_t group, kvplan_gr
     const kvplan_plan& p = deref(plan, "plan");
     const kvplan::KVCacheGroup& g = at(p.plan.groups, group, "group");
     const kvplan::GroupReport& report = at(p.reasons.groups, group, "group");
-    deref(out, "out") = {p.group_layers[group].data(),
-                         p.group_layers[group].size(),
-                         (*p.plan.specs)[g.spec].block_size,
-                         g.is_eagle_group ? 1 : 0,
-                         static_cast<int32_t>(g.slices),
-                         report.pages_per_request,
-                         report.padding_bytes};
+    write_struct(out,
+                 {0, p.group_layers[group].data(), p.group_layers[group].size(),
+                  (*p.plan.specs)[g.spec].block_size, g.is_eagle_group ? 1 : 0,
+                  static_cast<int32_t>(g.slices), report.pages_per_request, report.padding_bytes});
   });
 }
 
@@ -117,8 +97,8 @@ kvplan_status kvplan_plan_worker(const kvplan_plan* plan, size_t worker, kvplan_
     const kvplan_plan& p = deref(plan, "plan");
     at(p.plan.workers, worker, "worker");
     const kvplan::StagePlan& stage = p.plan.stage_of(worker);
-    deref(out, "out") = {stage.tensors.empty() ? 0 : stage.tensors[0].size, stage.bytes_per_block,
-                         stage.tensors.size()};
+    write_struct(out, {0, stage.tensors.empty() ? 0 : stage.tensors[0].size, stage.bytes_per_block,
+                       stage.tensors.size()});
   });
 }
 
@@ -129,8 +109,8 @@ kvplan_status kvplan_plan_tensor(const kvplan_plan* plan, size_t worker, size_t 
     const size_t stage = at(p.plan.workers, worker, "worker").stage;
     const kvplan::KVCacheTensor& t = at(p.plan.stages[stage].tensors, tensor, "tensor");
     const std::vector<int32_t>& layers = p.tensor_layers[stage][tensor];
-    deref(out, "out") = {layers.data(),  layers.size(),  t.size,
-                         t.layer_stride, t.block_stride, t.offset};
+    write_struct(
+        out, {0, layers.data(), layers.size(), t.size, t.layer_stride, t.block_stride, t.offset});
   });
 }
 

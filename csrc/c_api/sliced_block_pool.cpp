@@ -7,10 +7,11 @@
 #include <vector>
 
 #include "c_api/arrays.h"
-#include "c_api/guard.h"
+#include "c_api/pool_handle.h"
 
 struct kvplan_sliced_pool {
   kvplan::SlicedBlockPool pool;
+  kvplan::c_api::TakenEvents events{};
 };
 
 namespace kvplan::c_api {
@@ -34,6 +35,15 @@ std::vector<GroupBlocks> pinned_of(const kvplan_group_blocks* pinned, size_t cou
   return result;
 }
 
+kvplan_status create_sliced_pool(int64_t num_large_blocks, const int64_t* slices, size_t num_groups,
+                                 const SlicedBlockPoolOptions& options, kvplan_sliced_pool** out) {
+  return guarded([&] {
+    deref(out, "out") = nullptr;
+    *out = new kvplan_sliced_pool{
+        SlicedBlockPool(num_large_blocks, span_of(slices, num_groups, "slices"), options)};
+  });
+}
+
 }  // namespace
 }  // namespace kvplan::c_api
 
@@ -49,15 +59,36 @@ extern "C" {
 kvplan_status kvplan_sliced_pool_create(int64_t num_large_blocks, const int64_t* slices,
                                         size_t num_groups, int32_t enable_caching,
                                         double own_first_above, kvplan_sliced_pool** out) {
-  return guarded([&] {
-    deref(out, "out") = nullptr;
-    *out = new kvplan_sliced_pool{kvplan::SlicedBlockPool(
-        num_large_blocks, span_of(slices, num_groups, "slices"),
-        {.enable_caching = enable_caching != 0, .own_first_above = own_first_above})};
-  });
+  kvplan::SlicedBlockPoolOptions options;
+  options.enable_caching = enable_caching != 0;
+  options.own_first_above = own_first_above;
+  return kvplan::c_api::create_sliced_pool(num_large_blocks, slices, num_groups, options, out);
+}
+
+kvplan_status kvplan_sliced_pool_create_with_events(int64_t num_large_blocks, const int64_t* slices,
+                                                    size_t num_groups, int32_t enable_caching,
+                                                    double own_first_above, int64_t max_events,
+                                                    kvplan_sliced_pool** out) {
+  kvplan::SlicedBlockPoolOptions options;
+  options.enable_caching = enable_caching != 0;
+  options.own_first_above = own_first_above;
+  options.enable_events = true;
+  options.max_events = max_events;
+  return kvplan::c_api::create_sliced_pool(num_large_blocks, slices, num_groups, options, out);
 }
 
 void kvplan_sliced_pool_destroy(kvplan_sliced_pool* pool) { delete pool; }
+
+int64_t kvplan_sliced_pool_num_cached_hashes(const kvplan_sliced_pool* pool) {
+  return pool == nullptr ? 0 : pool->pool.num_cached_hashes();
+}
+
+kvplan_status kvplan_sliced_pool_ref_count(const kvplan_sliced_pool* pool, uint16_t group,
+                                           int32_t block, int32_t* count) {
+  return guarded([&] {
+    deref(count, "count") = deref(pool, "pool").pool.ref_count(PoolGroupId{group}, block);
+  });
+}
 
 kvplan_status kvplan_sliced_pool_num_free(const kvplan_sliced_pool* pool, uint16_t group,
                                           int64_t* num_free) {
@@ -113,6 +144,49 @@ kvplan_status kvplan_sliced_pool_find(const kvplan_sliced_pool* pool, const void
   return guarded([&] {
     deref(block, "block") =
         deref(pool, "pool").pool.find(bytes_of(hash, hash_bytes), PoolGroupId{group}).value_or(-1);
+  });
+}
+
+kvplan_status kvplan_sliced_pool_find_prefix(const kvplan_sliced_pool* pool, const void* hashes,
+                                             size_t count, size_t hash_bytes, uint16_t group,
+                                             int32_t* blocks, size_t* num_found) {
+  return guarded([&] {
+    const std::vector<std::string_view> views = kvplan::c_api::hashes_of(hashes, count, hash_bytes);
+    deref(num_found, "num_found") = static_cast<size_t>(
+        deref(pool, "pool").pool.find_prefix(views, PoolGroupId{group}, span_of(blocks, count)));
+  });
+}
+
+kvplan_status kvplan_sliced_pool_find_in_groups(const kvplan_sliced_pool* pool, const void* hash,
+                                                size_t hash_bytes, const uint16_t* groups,
+                                                size_t num_groups, int32_t* blocks,
+                                                int32_t* found) {
+  return guarded([&] {
+    const auto ids = kvplan::c_api::groups_of(groups, num_groups);
+    deref(found, "found") =
+        deref(pool, "pool")
+            .pool.find_in_groups(bytes_of(hash, hash_bytes), ids, span_of(blocks, num_groups));
+  });
+}
+
+kvplan_status kvplan_sliced_pool_evict(kvplan_sliced_pool* pool, uint16_t group,
+                                       const int32_t* blocks, size_t count) {
+  return guarded(
+      [&] { deref(pool, "pool").pool.evict_blocks(PoolGroupId{group}, span_of(blocks, count)); });
+}
+
+kvplan_status kvplan_sliced_pool_reset(kvplan_sliced_pool* pool, int32_t* done) {
+  return guarded([&] {
+    kvplan_sliced_pool& p = deref(pool, "pool");
+    deref(done, "done") = p.pool.reset_prefix_cache();
+  });
+}
+
+kvplan_status kvplan_sliced_pool_take_events(kvplan_sliced_pool* pool, const kvplan_event** events,
+                                             size_t* count) {
+  return guarded([&] {
+    kvplan_sliced_pool& p = deref(pool, "pool");
+    kvplan::c_api::take_events(p.pool, p.events, events, count);
   });
 }
 

@@ -6,6 +6,7 @@ use std::ptr::{null, null_mut};
 #[repr(C)]
 #[derive(Default)]
 struct Summary {
+    struct_size: usize,
     max_model_len: i64,
     num_blocks: i64,
     num_groups: i64,
@@ -60,7 +61,10 @@ fn main() {
         }
         ok(status);
         ok(kvplan_plan_check(plan));
-        let mut summary = Summary::default();
+        let mut summary = Summary {
+            struct_size: std::mem::size_of::<Summary>(),
+            ..Summary::default()
+        };
         ok(kvplan_plan_summary(plan, &mut summary));
         assert_eq!(summary.bytes_per_block, 80 * 65536);
         assert_eq!(summary.num_blocks, bytes / (80 * 65536));

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "c_api/guard.h"
+#include "kvplan/plan.h"
+#include "kvplan/report.h"
+
+struct kvplan_plan {
+  kvplan::Plan plan;
+  kvplan::Reasons reasons;
+  kvplan::Capacity capacity;
+  kvplan::SafeBlockIds safe_ids;
+  std::vector<std::vector<int32_t>> group_layers;
+  std::vector<std::vector<std::vector<int32_t>>> tensor_layers;  // of each stage
+};
