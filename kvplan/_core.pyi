@@ -11,7 +11,6 @@ import typing_extensions
 
 __all__: list[str] = [
     "AttentionSpec",
-    "AttributeWatch",
     "BlockOps",
     "BlockPool",
     "BlockPoolError",
@@ -2068,17 +2067,6 @@ class VllmBlockPool:
     enable_caching: typing.Any
     enable_kv_cache_events: typing.Any
     blocks: typing.Any
-
-class AttributeWatch:
-    """
-    Whether names of a namespace, or attributes of classes, still are the objects that they were when the watch was made.
-    """
-    def __init__(self, space: dict, values: dict, classes: collections.abc.Iterable) -> None: ...
-    def __reduce__(self) -> tuple: ...
-    def changed(self) -> bool:
-        """
-        False if nothing has changed for certain; True if something may have.
-        """
 
 class VllmPlanner:
     """

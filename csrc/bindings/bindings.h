@@ -5,7 +5,6 @@
 /// One function per topic; each registers its part of `kvplan._core`.
 namespace kvplan::bindings {
 
-void bind_attribute_watch(pybind11::module_& m);
 void bind_block_ops(pybind11::module_& m);
 void bind_block_pool(pybind11::module_& m);
 void bind_cache_manager(pybind11::module_& m);

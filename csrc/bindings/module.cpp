@@ -18,7 +18,6 @@ PYBIND11_MODULE(_core, m) {
   kvplan::bindings::bind_sliced_block_pool(m);
   kvplan::bindings::bind_block_ops(m);
   kvplan::bindings::bind_vllm_block_pool(m);
-  kvplan::bindings::bind_attribute_watch(m);
   kvplan::bindings::bind_vllm_config(m);
   kvplan::bindings::bind_vllm_planning(m);
   for (const auto add :
