@@ -285,11 +285,6 @@ class KVCacheSpec:
         C of the logical page, in bytes.
         """
     @property
-    def subclass(self) -> typing.Any:
-        """
-        What a plugin's class beneath this one has for numbers, as {'name', 'pages'}, or None.
-        """
-    @property
     def uses_slot_mapping(self) -> bool:
         """
         Whether the worker computes a slot mapping.
@@ -2111,11 +2106,9 @@ class VllmPlanner:
         """
         kvplan's own object for a spec of vLLM's.
         """
-    def to_native_layers(
-        self, config: PlanningConfig, kv_cache_specs: collections.abc.Iterable
-    ) -> list:
+    def to_native_layers(self, kv_cache_specs: collections.abc.Iterable) -> list:
         """
-        Each worker's layers with kvplan's own objects. Those of a plugin's class hold what it says of every page that grouping asks for.
+        Each worker's layers with kvplan's own objects.
         """
 
 class CacheBlocks:

@@ -48,27 +48,6 @@ class MultipleOf(Struct, frozen=True, forbid_unknown_fields=True):
     multiple_of: Positive
 
 
-class SubclassPage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a plugin's class says of a page with this block size and padding."""
-
-    block_size: Positive
-    page_size_padded: Positive | None
-    num_heads: Count
-    num_states: Count
-    state_content_size_bytes: Count
-    unpadded_page_size_bytes: Count
-    real_page_size_bytes: Count
-    page_size_bytes: Positive
-    block_stride_alignment: Positive
-
-
-class Subclass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A plugin's class beneath the spec's own, with the numbers of the pages planning met."""
-
-    name: Name
-    pages: Annotated[tuple[SubclassPage, ...], Meta(max_length=1024)]
-
-
 class Spec(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag=str
 ):
@@ -78,7 +57,6 @@ class Spec(
     dcp_sharded: bool | UnsetType = UNSET
     block_stride_alignment: Positive | MultipleOf | UnsetType | None = UNSET
     is_draft: bool | UnsetType = UNSET
-    subclass: Subclass | UnsetType = UNSET
 
 
 class CustomDemand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

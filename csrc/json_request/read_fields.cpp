@@ -94,12 +94,8 @@ KVCacheSpec read_spec(const Json& in, const Place& place) {
     }
     read(*value, where, spec.*field.member);
   });
-  if (const Json* subclass = find(in, "subclass")) {
-    read(*subclass, Place(place, "subclass"), spec.subclass);
-  }
   refuse_others(in, place, [&](auto&& visit) {
     visit("kind");
-    visit("subclass");
     for_each_field(kind, [&](const auto& field) { visit(field.name); });
   });
   at(place, [&] { finalize(spec); });

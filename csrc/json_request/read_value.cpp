@@ -180,61 +180,6 @@ void read(const Json& in, const Place& place, BlockStrideAlignment& out) {
   }
 }
 
-namespace {
-
-constexpr size_t kMaxPages = 1024;
-
-RecordedSubclass::Page read_page(const Json& in, const Place& place) {
-  read_object(in, place);
-  RecordedSubclass::Page page;
-  size_t found = 0;
-  const auto number = [&](const char* name, auto& out, int64_t low) {
-    const auto value = in.find(name);
-    if (value == in.end()) place.refuse("`" + std::string(name) + "` is missing");
-    ++found;
-    if (!value->is_null() || std::string_view(name) != "page_size_padded") {
-      out = read_integer(*value, Place(place, name), low, kMax);
-    }
-  };
-  number("block_size", page.block_size, 1);
-  number("page_size_padded", page.page_size_padded, 1);
-  for (const PageNumber& n : kPageNumbers) number(n.name, page.numbers.*n.member, n.least);
-  if (found == in.size()) return page;
-  for (const auto& [name, value] : in.items()) {
-    bool known = name == "block_size" || name == "page_size_padded";
-    for (const PageNumber& n : kPageNumbers) known = known || name == n.name;
-    if (!known) refuse_unknown(place, name);
-  }
-  return page;
-}
-
-}  // namespace
-
-void read(const Json& in, const Place& place, std::shared_ptr<const SpecSubclass>& out) {
-  read_object(in, place);
-  std::string name;
-  std::vector<RecordedSubclass::Page> pages;
-  for (const char* member : {"name", "pages"}) {
-    if (!in.contains(member)) place.refuse("`" + std::string(member) + "` is missing");
-  }
-  for (const auto& [key, value] : in.items()) {
-    const Place field(place, key);
-    if (key == "name") {
-      read(value, field, name);
-    } else if (key == "pages") {
-      read_array(value, field, kMaxPages);
-      for (size_t i = 0; i < value.size(); ++i) {
-        pages.push_back(read_page(value[i], Place(field, i)));
-      }
-    } else {
-      refuse_unknown(place, key);
-    }
-  }
-  out = at(place, [&] {
-    return std::make_shared<const RecordedSubclass>(std::move(name), std::move(pages));
-  });
-}
-
 void read(const Json& in, const Place& place, CustomDemand& out) {
   read_object(in, place);
   for (const auto& [name, value] : in.items()) {

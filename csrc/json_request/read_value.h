@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -48,7 +47,6 @@ void read(const Json& in, const Place& place, KVCacheLayout& out);
 void read(const Json& in, const Place& place, MambaCacheMode& out);
 void read(const Json& in, const Place& place, Grouping& out);
 void read(const Json& in, const Place& place, DraftRule& out);
-void read(const Json& in, const Place& place, std::shared_ptr<const SpecSubclass>& out);
 void read(const Json& in, const Place& place, std::vector<DType>& out);
 void read(const Json& in, const Place& place, std::vector<KernelBlockSize>& out);
 void read(const Json& in, const Place& place, std::vector<std::vector<int64_t>>& out);

@@ -111,10 +111,6 @@ def _describe_plain(cls: type, given: tuple[str, ...], optional: tuple[str, ...]
     return {"type": cls, "fields": {name: _default(fields[name]) for name in given} | rest}
 
 
-def _class_above(cls: type) -> str:
-    raise TypeError(f"KV cache spec class {cls.__qualname__} is not known to kvplan")
-
-
 def describe(interface: ModuleType, *, before_033: bool) -> dict[str, Any]:
     """Describe the classes of this vLLM to :class:`kvplan._core.VllmPlanner`.
 
@@ -143,5 +139,4 @@ def describe(interface: ModuleType, *, before_033: bool) -> dict[str, Any]:
         "roles": [roles.DEFAULT, roles.HISPARSE_SOURCE, roles.HISPARSE_INDEXER],
         "projection_resets_group": before_033,
         "groups_annotate": before_033,
-        "class_above": _class_above,
     }

@@ -29,7 +29,7 @@ def request_text(
     """
     chosen = grouping.keywords(flow.options.grouping, vllm_config, kv_cache_specs)
     config = flow.planner.read_config(vllm_config, chosen | overrides)
-    native_layers = flow.planner.to_native_layers(config, kv_cache_specs)
+    native_layers = flow.planner.to_native_layers(kv_cache_specs)
     specs: list[dict[str, Any]] = []
     index_of: dict[Any, int] = {}
     first_with: dict[tuple[Any, ...], int] = {}

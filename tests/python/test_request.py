@@ -21,26 +21,10 @@ FULL = {
     "head_size": 128,
     "dtype": "bfloat16",
 }
-PAGE = {
-    "block_size": 16,
-    "page_size_padded": None,
-    "num_heads": 8,
-    "num_states": 16,
-    "state_content_size_bytes": 512,
-    "unpadded_page_size_bytes": 65536,
-    "real_page_size_bytes": 65536,
-    "page_size_bytes": 69632,
-    "block_stride_alignment": 1,
-}
-# A plugin's class, its page and one with twice the tokens.
-SUBCLASS = {
-    "name": "vendor.Spec",
-    "pages": [PAGE, PAGE | {"block_size": 32, "num_states": 32, "page_size_bytes": 139264}],
-}
 # One of each kind, with every rare way to write a value.
 EVERY_KIND = [
     FULL | {"sliding_window": 1024, "block_stride_alignment": {"multiple_of": 64}},
-    FULL | {"subclass": SUBCLASS, "non_causal": True},
+    FULL | {"non_causal": True},
     FULL | {"kind": "MLAAttentionSpec", "alignment": 576, "cache_role": "indexer"},
     FULL | {"kind": "HiddenStateCacheSpec", "head_size_v": 0, "is_draft": True},
     FULL | {"kind": "RSWASpec", "rswa_window": 128, "non_causal": True},
@@ -229,17 +213,6 @@ OUT_OF_RANGE = [
     ({"specs": [FULL | {"rswa_window": 1}]}, ["$.specs[0]", "rswa_window"]),
     ({"specs": [FULL | {"tokens_per_state": "1/0"}]}, ["$.specs[0].tokens_per_state"]),
     ({"specs": [FULL | {"block_stride_alignment": {"multiple_of": 0}}]}, ["multiple_of"]),
-    ({"specs": [FULL | {"subclass": {"name": "a"}}]}, ["$.specs[0].subclass", "pages"]),
-    ({"specs": [FULL | {"subclass": SUBCLASS | {"name": ""}}]}, ["$.specs[0].subclass.name"]),
-    ({"specs": [FULL | {"subclass": SUBCLASS | {"more": 1}}]}, ["$.specs[0].subclass", "more"]),
-    (
-        {"specs": [FULL | {"subclass": SUBCLASS | {"pages": [PAGE | {"page_size_bytes": 0}]}}]},
-        ["$.specs[0].subclass.pages[0].page_size_bytes", ">= 1"],
-    ),
-    (
-        {"specs": [FULL | {"subclass": SUBCLASS | {"pages": [{"block_size": 16}]}}]},
-        ["$.specs[0].subclass.pages[0]", "page_size_padded"],
-    ),
     ({"workers": []}, ["$.workers", "length"]),
     ({"workers": [worker()]}, ["$.workers[0]", "either `layers` or `same_layers_as`"]),
     (
@@ -270,31 +243,6 @@ OUT_OF_RANGE = [
 @pytest.mark.parametrize(("changes", "parts"), OUT_OF_RANGE)
 def test_requests_out_of_range_are_refused(changes, parts):
     refused(example(**changes), *parts)
-
-
-def test_a_plugins_class_plans_with_its_pages():
-    """A page that was not recorded is no guess."""
-    small = FULL | {"kind": "SlidingWindowSpec", "sliding_window": 64, "head_size": 272}
-    described = example(
-        specs=[FULL | {"subclass": SUBCLASS}, small],
-        workers=[worker(layers=[["a", 0], ["b", 1]])],
-    )
-    r = request.loads(json.dumps(described))
-    plan = kvplan.plan(r.planning_config(), r.kv_cache_specs(), r.available_memory())
-    pages = [group.kv_cache_spec.page_size_bytes for group in plan.kv_cache_groups]
-    assert pages == [139264, 139264]
-    assert plan.kv_cache_groups[0].kv_cache_spec.block_size == 32
-    described["specs"][0]["subclass"]["pages"] = [PAGE]
-    r = request.loads(json.dumps(described))
-    with pytest.raises(NotImplementedError, match=r"vendor\.Spec: no page of block_size=32"):
-        kvplan.plan(r.planning_config(), r.kv_cache_specs(), r.available_memory())
-
-
-def test_a_class_without_its_own_page_is_refused():
-    described = example(specs=[FULL | {"block_size": 64, "subclass": SUBCLASS}])
-    r = request.loads(json.dumps(described | {"workers": [worker(layers=[["a", 0]])]}))
-    with pytest.raises(request.RequestError, match=r"\$.specs\[0\]: vendor.Spec: no page of"):
-        r.kv_cache_specs()
 
 
 def test_a_dtype_that_does_not_exist_is_refused_with_its_place():

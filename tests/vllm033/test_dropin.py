@@ -5,7 +5,6 @@
 """
 
 import dataclasses
-import gc
 import json
 import multiprocessing
 import os
@@ -352,33 +351,6 @@ def test_given_groups_only_the_names_of_a_workers_layers_count():
     groups = planning.get_global_kv_cache_groups(config, specs)
     names_only = [dict.fromkeys(worker, object()) for worker in specs]
     assert plans_alike(config, names_only, memory, groups) == 1
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_a_large_result_is_made_between_two_garbage_collections(enabled):
-    """Making thousands of objects starts no collection, and leaves the switch as it was."""
-    layers = REAL_MODELS[sorted(REAL_MODELS)[0]](tp=4, block_size=16)
-    workers = 512
-    request = to_request({"max_model_len": 4096}, [layers] * workers, [60 << 30] * workers)
-    config, specs, memory = oracle.inputs(request)
-    groups = planning.get_global_kv_cache_groups(config, specs)
-    collections = []
-    threshold, before = gc.get_threshold(), gc.isenabled()
-    gc.collect()
-    try:
-        gc.callbacks.append(lambda phase, info: collections.append(phase))
-        gc.set_threshold(150, 10, 10)
-        (gc.enable if enabled else gc.disable)()
-        configs = planning.get_kv_cache_configs(config, specs, memory, groups)
-        assert gc.isenabled() == enabled
-    finally:
-        gc.callbacks.pop()
-        gc.set_threshold(*threshold)
-        (gc.enable if before else gc.disable)()
-    objects = sum(2 + 2 * len(c.kv_cache_tensors) for c in configs)
-    assert objects > 10 * 150
-    assert collections.count("start") <= (2 if enabled else 0)
-    assert all(gc.is_tracked(c) for c in configs)
 
 
 def test_a_field_that_only_this_vllm_knows_is_read():

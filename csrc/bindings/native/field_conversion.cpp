@@ -1,6 +1,5 @@
 #include "bindings/native/field_conversion.h"
 
-#include "bindings/vllm/interned_name.h"
 #include "planning/specs/spec_fields.h"
 
 namespace py = pybind11;
@@ -15,11 +14,9 @@ namespace {
 
 py::object enums(const char* name) { return py::module_::import("kvplan.enums").attr(name); }
 
-const InternedName kBase = "base";
-
 /// Null where the object has none.
-py::object find_attribute(py::handle object, const InternedName& name) {
-  PyObject* value = PyObject_GetAttr(object.ptr(), name.ptr());
+py::object find_attribute(py::handle object, const char* name) {
+  PyObject* value = PyObject_GetAttrString(object.ptr(), name);
   if (value == nullptr) PyErr_Clear();
   return py::reinterpret_steal<py::object>(value);
 }
@@ -36,37 +33,6 @@ void read_sequence(py::handle in, std::string_view field, std::vector<T>& out) {
   if (!is_sequence(in)) reject(in, field, "a sequence");
   out.clear();
   for (py::handle item : in) read_field(item, field, out.emplace_back());
-}
-
-py::object take(const py::dict& entries, const char* name, std::string_view where) {
-  if (!entries.contains(name)) {
-    throw py::value_error(std::string(where) + " needs " + name);
-  }
-  return entries.attr("pop")(name);
-}
-
-void require_empty(const py::dict& rest, std::string_view where) {
-  if (rest.empty()) return;
-  throw py::type_error(std::string(where) + " has no field " +
-                       py::str((*rest.begin()).first).cast<std::string>());
-}
-
-py::dict copy_of_dict(py::handle in, std::string_view where) {
-  if (!py::isinstance<py::dict>(in)) reject(in, where, "a dict");
-  return in.attr("copy")();
-}
-
-RecordedSubclass::Page read_page(py::handle in) {
-  constexpr std::string_view kPage = "a page of a subclass";
-  const py::dict rest = copy_of_dict(in, kPage);
-  RecordedSubclass::Page page;
-  read_field(take(rest, "block_size", kPage), "block_size", page.block_size);
-  read_field(take(rest, "page_size_padded", kPage), "page_size_padded", page.page_size_padded);
-  for (const PageNumber& n : kPageNumbers) {
-    read_field(take(rest, n.name, kPage), n.name, page.numbers.*n.member);
-  }
-  require_empty(rest, kPage);
-  return page;
 }
 
 }  // namespace
@@ -172,7 +138,7 @@ void read_field(py::handle in, std::string_view field, BlockStrideAlignment& out
   } else if (PyIndex_Check(in.ptr())) {
     out.kind = Kind::kBytes;
     read_field(in, field, out.value);
-  } else if (const py::object base = find_attribute(in, kBase)) {
+  } else if (const py::object base = find_attribute(in, "base")) {
     out.kind = Kind::kMultipleOf;
     read_field(base, field, out.value);
   } else if (py::isinstance<py::dict>(in) && in.contains("multiple_of")) {
@@ -211,18 +177,6 @@ void read_field(py::handle in, std::string_view field, std::vector<int64_t>& out
 
 void read_field(py::handle in, std::string_view field, std::vector<std::vector<int64_t>>& out) {
   read_sequence(in, field, out);
-}
-
-void read_field(py::handle in, std::string_view field, std::shared_ptr<const SpecSubclass>& out) {
-  out.reset();
-  if (in.is_none()) return;
-  const py::dict rest = copy_of_dict(in, field);
-  std::string name;
-  read_field(take(rest, "name", field), "name", name);
-  std::vector<RecordedSubclass::Page> pages;
-  for (py::handle page : take(rest, "pages", field)) pages.push_back(read_page(page));
-  require_empty(rest, field);
-  out = std::make_shared<const RecordedSubclass>(std::move(name), std::move(pages));
 }
 
 py::object write_field(int64_t value, std::string_view) { return py::int_(value); }
@@ -270,20 +224,6 @@ py::object write_field(const std::vector<int64_t>& value, std::string_view field
 
 py::object write_field(const std::vector<std::vector<int64_t>>& value, std::string_view field) {
   return write_tuple(value, field);
-}
-
-py::object write_field(const std::shared_ptr<const SpecSubclass>& value, std::string_view field) {
-  const auto* recorded = dynamic_cast<const RecordedSubclass*>(value.get());
-  if (recorded == nullptr) return py::none();
-  py::list pages;
-  for (const RecordedSubclass::Page& page : recorded->pages()) {
-    py::dict entry;
-    entry["block_size"] = page.block_size;
-    entry["page_size_padded"] = write_field(page.page_size_padded, field);
-    for (const PageNumber& n : kPageNumbers) entry[n.name] = page.numbers.*n.member;
-    pages.append(entry);
-  }
-  return py::dict(py::arg("name") = recorded->name(), py::arg("pages") = pages);
 }
 
 }  // namespace kvplan::bindings

@@ -2,7 +2,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -33,9 +32,6 @@ void read_field(pybind11::handle in, std::string_view field, std::vector<DType>&
 void read_field(pybind11::handle in, std::string_view field, std::vector<int64_t>& out);
 void read_field(pybind11::handle in, std::string_view field,
                 std::vector<std::vector<int64_t>>& out);
-/// `{"name": ..., "pages": [{"block_size": ..., "page_size_padded": ..., "num_heads": ...}, ...]}`
-void read_field(pybind11::handle in, std::string_view field,
-                std::shared_ptr<const SpecSubclass>& out);
 template <class T>
 void read_field(pybind11::handle in, std::string_view field, std::optional<T>& out) {
   if (in.is_none()) {
@@ -59,8 +55,6 @@ pybind11::object write_field(const std::vector<int64_t>& value, std::string_view
 pybind11::object write_field(const std::vector<std::vector<int64_t>>& value,
                              std::string_view field);
 /// None for a class that was not recorded.
-pybind11::object write_field(const std::shared_ptr<const SpecSubclass>& value,
-                             std::string_view field);
 template <class T>
 pybind11::object write_field(const std::optional<T>& value, std::string_view field) {
   return value ? write_field(*value, field) : pybind11::none();

@@ -26,7 +26,7 @@ class NativeObjects : public ObjectModel {
     return spec.cast<const UniformTypeSpecsObject&>().kv_cache_specs;
   }
   KVCacheSpec read_spec(py::handle spec) const override { return spec_value(spec); }
-  bool surely_same(py::handle known, const SpecImage&, py::handle spec) const override {
+  bool surely_same(py::handle known, py::handle spec) const override {
     const KVCacheSpec& left = spec_value(known);
     const KVCacheSpec& right = spec_value(spec);
     return left == right && left.is_draft == right.is_draft;

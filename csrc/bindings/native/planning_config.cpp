@@ -7,7 +7,6 @@
 #include "bindings/bindings.h"
 #include "bindings/native/config_field.h"
 #include "bindings/native/unknown_fields.h"
-#include "bindings/vllm/interned_name.h"
 #include "kvplan/errors.h"
 #include "planning/config_fields.h"
 
@@ -36,16 +35,6 @@ py::object write_config_field(const std::vector<KernelBlockSize>& value, std::st
     }
   }
   return list;
-}
-
-/// The fields' names in the order of the visit.
-const std::vector<InternedName>& field_names() {
-  static const std::vector<InternedName> names = [] {
-    std::vector<InternedName> all;
-    for_each_config_field([&](const auto& field) { all.emplace_back(field.name); });
-    return all;
-  }();
-  return names;
 }
 
 py::dict fields_of(const PlanningConfig& config, bool compact) {
@@ -78,8 +67,7 @@ std::string repr(const PlanningConfig& self) {
 
 py::object enum_member_name(py::handle value) {
   // Where the property `name`, which is Python code, finds it.
-  static const InternedName own_name = "_name_";
-  PyObject* name = PyObject_GetAttr(value.ptr(), own_name.ptr());
+  PyObject* name = PyObject_GetAttrString(value.ptr(), "_name_");
   if (name != nullptr) return py::reinterpret_steal<py::object>(name);
   PyErr_Clear();
   return py::getattr(value, "name", value);
@@ -107,10 +95,8 @@ void read_config_field(py::handle in, std::string_view field, std::vector<Kernel
 
 void set_planning_config(PlanningConfig& config, const py::dict& fields) {
   size_t used = 0;
-  size_t position = 0;
   for_each_config_field([&](const auto& field) {
-    PyObject* key = field_names()[position++].ptr();
-    const py::handle value = PyDict_GetItemWithError(fields.ptr(), key);
+    const py::handle value = PyDict_GetItemString(fields.ptr(), field.name);
     if (!value) return;
     ++used;
     read_config_field(value, field.name, config.*field.member);

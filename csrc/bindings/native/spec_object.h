@@ -8,28 +8,10 @@
 
 namespace kvplan::bindings {
 
-/// A spec as Python sees it. One C++ type for each of vLLM's classes, so that `isinstance` works;
-/// all of them hold the same plain value.
+/// A spec as Python sees it, whichever of vLLM's classes its object has.
 struct SpecObject {
   KVCacheSpec value;
-  virtual ~SpecObject() = default;  // pybind11 finds the Python class of a returned pointer by it
 };
-struct AttentionSpecObject : SpecObject {};
-struct FullAttentionSpecObject : AttentionSpecObject {};
-struct MLAAttentionSpecObject : FullAttentionSpecObject {};
-struct HiddenStateCacheSpecObject : MLAAttentionSpecObject {};
-struct RSWASpecObject : FullAttentionSpecObject {};
-struct SinkFullAttentionSpecObject : FullAttentionSpecObject {};
-struct ChunkedLocalAttentionSpecObject : AttentionSpecObject {};
-struct SlidingWindowSpecObject : AttentionSpecObject {};
-struct SlidingWindowMLASpecObject : SlidingWindowSpecObject {};
-struct CircularBufferSpecObject : AttentionSpecObject {};
-struct EncoderOnlyAttentionSpecObject : AttentionSpecObject {};
-struct CrossAttentionSpecObject : AttentionSpecObject {};
-struct MambaSpecObject : SpecObject {};
-struct HiSparseHotSpecObject : SpecObject {};
-struct HiSparseResidentSpecObject : SpecObject {};
-struct CustomSpecObject : SpecObject {};
 
 /// vLLM's wrapper for a group with one spec a layer. `value` is the first layer's.
 struct UniformTypeSpecsObject : SpecObject {

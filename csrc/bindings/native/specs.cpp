@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <memory>
 
 #include "bindings/bindings.h"
 #include "bindings/native/field_conversion.h"
@@ -18,13 +19,13 @@ namespace py = pybind11;
 namespace kvplan::bindings {
 namespace {
 
-using Maker = py::object (*)(const KVCacheSpec&);
-std::array<Maker, kNumSpecKinds> makers;
-using Reader = const KVCacheSpec& (*)(const void*);
-std::array<Reader, kNumSpecKinds> readers;
 std::array<PyTypeObject*, kNumSpecKinds> types;  // classes live as long as the interpreter
 
 std::string type_name(py::handle h) { return Py_TYPE(h.ptr())->tp_name; }
+
+py::detail::value_and_holder value_in(py::handle object) {
+  return reinterpret_cast<py::detail::instance*>(object.ptr())->get_value_and_holder();
+}
 
 /// What a Python subclass may not change unseen: planning reads the native value instead.
 constexpr const char* kPlanningAttributes[] = {"page_size_bytes",
@@ -83,7 +84,6 @@ KVCacheSpec build(SpecKind kind, const py::args& args, const py::kwargs& kwargs)
   const auto refuse_unknown = [&] {
     std::vector<std::string> known;
     for_each_field(kind, [&](const auto& field) { known.emplace_back(field.name); });
-    known.emplace_back("subclass");
     refuse_unknown_fields(name, kwargs, known);
   };
   size_t position = 0;
@@ -113,10 +113,6 @@ KVCacheSpec build(SpecKind kind, const py::args& args, const py::kwargs& kwargs)
     throw py::type_error(name + " takes " + std::to_string(position) +
                          " positional arguments, got " + std::to_string(args.size()));
   }
-  if (kwargs.contains("subclass")) {
-    ++used;
-    read_field(kwargs["subclass"], "subclass", spec.subclass);
-  }
   if (used < kwargs.size()) refuse_unknown();
   finalize(spec);
   return spec;
@@ -134,7 +130,6 @@ py::dict fields_of(const KVCacheSpec& spec, bool compact = false) {
     }
     fields[py::str(field.name)] = write_field(spec.*field.member, field.name);
   });
-  if (spec.subclass) fields["subclass"] = write_field(spec.subclass, "subclass");
   return fields;
 }
 
@@ -205,79 +200,150 @@ bool same(py::handle a, py::handle b) {
 
 // --- registration -------------------------------------------------------------------------------
 
-template <class Object>
-py::object make(const KVCacheSpec& spec) {
-  auto object = std::make_unique<Object>();
-  object->value = spec;
-  return py::cast(std::move(object));
+/// One of vLLM's classes. The Python classes alone form its tree: all hold one C++ type.
+struct SpecClass {
+  const char* name;
+  const char* base;
+  SpecKind kind;
+  bool abstract = false;
+};
+constexpr SpecClass kClasses[] = {
+    {"AttentionSpec", "KVCacheSpec", SpecKind::kCrossAttention, true},
+    {"FullAttentionSpec", "AttentionSpec", SpecKind::kFullAttention},
+    {"MLAAttentionSpec", "FullAttentionSpec", SpecKind::kMLAAttention},
+    {"HiddenStateCacheSpec", "MLAAttentionSpec", SpecKind::kHiddenStateCache},
+    {"RSWASpec", "FullAttentionSpec", SpecKind::kRSWA},
+    {"SinkFullAttentionSpec", "FullAttentionSpec", SpecKind::kSinkFullAttention},
+    {"ChunkedLocalAttentionSpec", "AttentionSpec", SpecKind::kChunkedLocalAttention},
+    {"SlidingWindowSpec", "AttentionSpec", SpecKind::kSlidingWindow},
+    {"SlidingWindowMLASpec", "SlidingWindowSpec", SpecKind::kSlidingWindowMLA},
+    {"CircularBufferSpec", "AttentionSpec", SpecKind::kCircularBuffer},
+    {"EncoderOnlyAttentionSpec", "AttentionSpec", SpecKind::kEncoderOnlyAttention},
+    {"CrossAttentionSpec", "AttentionSpec", SpecKind::kCrossAttention},
+    {"MambaSpec", "KVCacheSpec", SpecKind::kMamba},
+    {"HiSparseHotSpec", "KVCacheSpec", SpecKind::kHiSparseHot},
+    {"HiSparseResidentSpec", "KVCacheSpec", SpecKind::kHiSparseResident},
+    {"CustomSpec", "KVCacheSpec", SpecKind::kCustom},
+};
+
+std::string doc_of(const SpecClass& c) {
+  if (c.kind != SpecKind::kCustom) {
+    return std::string("Mirrors vllm/v1/kv_cache_interface.py::") + c.name + " (0.33).";
+  }
+  return "A plugin's own cache as numbers: page_size in bytes for block_size tokens, the class it "
+         "stands for (custom_class), the class whose group it may share (uniform_type_base, by "
+         "default its own), whether a larger block has a larger page, and a CustomDemand.";
 }
 
-/// Properties for the fields that `Base` does not have already.
-template <class PyClass>
-void def_fields(PyClass& cls, SpecKind kind, py::handle base) {
+template <class T>
+void def_property(py::handle cls, const char* name, T (*get)(const KVCacheSpec&),
+                  const char* doc = "") {
+  const py::handle property(reinterpret_cast<PyObject*>(&PyProperty_Type));
+  const py::cpp_function getter([get](const SpecObject& self) { return get(self.value); },
+                                py::is_method(cls));
+  py::setattr(cls, name, property(getter, py::none(), py::none(), doc));
+}
+
+/// Properties for the fields that no class above has.
+void def_fields(py::handle cls, SpecKind kind, bool (*is_wanted)(std::string_view) = nullptr) {
+  const py::handle property(reinterpret_cast<PyObject*>(&PyProperty_Type));
   for_each_field(kind, [&](const auto& field) {
     const std::string name(field.name);
-    if (py::hasattr(base, name.c_str())) return;
+    if (py::hasattr(cls, name.c_str()) || (is_wanted && !is_wanted(name))) return;
     const auto member = field.member;
-    cls.def_property_readonly(name.c_str(), [member, name](const SpecObject& self) {
-      return write_field(self.value.*member, name);
-    });
+    const std::function<py::object(const SpecObject&)> get =
+        [member, name](const SpecObject& self) { return write_field(self.value.*member, name); };
+    py::setattr(cls, name.c_str(), property(py::cpp_function(get, py::is_method(cls))));
   });
 }
 
-template <class Object, class Base>
-py::class_<Object, Base> bind_class(py::module_& m, SpecKind kind, const char* doc) {
-  const std::string name(class_name(kind));
-  const py::object base = py::type::of<Base>();
-  py::class_<Object, Base> cls(m, name.c_str(), doc);
-  cls.def(py::init([kind](const py::args& args, const py::kwargs& kwargs) {
-    auto object = std::make_unique<Object>();
-    object->value = build(kind, args, kwargs);
-    return object;
-  }));
-  def_fields(cls, kind, base);
-  makers[static_cast<size_t>(kind)] = &make<Object>;
-  readers[static_cast<size_t>(kind)] = [](const void* object) -> const KVCacheSpec& {
-    return static_cast<const Object*>(object)->value;
+void def_init(py::handle cls, SpecKind kind) {
+  const auto init = [kind](py::detail::value_and_holder& made, const py::args& args,
+                           const py::kwargs& kwargs) {
+    made.value_ptr() = new SpecObject{build(kind, args, kwargs)};
   };
-  types[static_cast<size_t>(kind)] = reinterpret_cast<PyTypeObject*>(cls.ptr());
-  return cls;
+  py::setattr(cls, "__init__",
+              py::cpp_function(init, py::name("__init__"), py::is_method(cls),
+                               py::detail::is_new_style_constructor()));
+}
+
+void def_admission(py::handle cls) {
+  const auto most = [](const SpecObject& self, int64_t max_in_flight_tokens,
+                       int64_t max_model_len) {
+    return max_admission_blocks_per_request(self.value, max_in_flight_tokens, max_model_len);
+  };
+  const char* name = "max_admission_blocks_per_request";
+  py::setattr(cls, name,
+              py::cpp_function(most, py::name(name), py::is_method(cls),
+                               py::arg("max_in_flight_tokens"), py::arg("max_model_len"),
+                               "Blocks that the scheduler lets one request hold at once."));
+}
+
+/// What a class has beside its fields.
+void def_more(py::handle cls, SpecKind kind, bool abstract) {
+  constexpr const char* kContent = "Bytes of a page's content.";
+  if (abstract) {
+    def_property(cls, "unpadded_page_size_bytes", &unpadded_page_size_bytes, kContent);
+    def_property(cls, "real_page_size_bytes", &unpadded_page_size_bytes, kContent);
+  } else if (kind == SpecKind::kMamba) {
+    def_property(cls, "real_page_size_bytes", &state_content_size_bytes, "Bytes of the states.");
+  } else if (kind == SpecKind::kChunkedLocalAttention || kind == SpecKind::kHiSparseResident) {
+    def_admission(cls);
+  } else if (kind == SpecKind::kSlidingWindow) {
+    def_admission(cls);
+    def_property<int64_t>(
+        cls, "num_retained_tokens",
+        [](const KVCacheSpec& s) { return *s.sliding_window - 1 + s.extra_retained_tokens; },
+        "Tokens below the first scheduled position that stay readable.");
+  }
+}
+
+void bind_class(py::module_& m, const SpecClass& c) {
+  py::dict space;
+  space["__doc__"] = doc_of(c);
+  space["__module__"] = m.attr("__name__");
+  space["__slots__"] = py::tuple();
+  const py::object base = m.attr(c.base);
+  const py::object cls = py::type::handle_of(base)(c.name, py::make_tuple(base), space);
+  py::delattr(cls, "__slots__");  // asked for when the class was made, and of no use to a reader
+  m.attr(c.name) = cls;
+  if (!c.abstract) {
+    def_init(cls, c.kind);
+    types[static_cast<size_t>(c.kind)] = reinterpret_cast<PyTypeObject*>(cls.ptr());
+  }
+  def_fields(cls, c.kind);
+  def_more(cls, c.kind, c.abstract);
+}
+
+/// Those that every kind has.
+bool is_common(std::string_view field) {
+  return field == "block_size" || field == "dcp_sharded" || field == "block_stride_alignment" ||
+         field == "is_draft";
 }
 
 void bind_base(py::module_& m) {
   py::class_<SpecObject> cls(m, "KVCacheSpec",
                              "The cache format of one layer. Immutable.\n\n"
                              "Mirrors vllm/v1/kv_cache_interface.py::KVCacheSpec (0.33).");
-  const auto value = [&](const char* name, auto function, const char* doc) {
-    cls.def_property_readonly(
-        name, [function](const SpecObject& self) { return function(self.value); }, doc);
-  };
-  for_each_field(SpecKind::kCustom, [&](const auto& field) {
-    const std::string name(field.name);
-    if (name != "block_size" && name != "dcp_sharded" && name != "block_stride_alignment" &&
-        name != "is_draft") {
-      return;
-    }
-    const auto member = field.member;
-    cls.def_property_readonly(name.c_str(), [member, name](const SpecObject& self) {
-      return write_field(self.value.*member, name);
-    });
-  });
-  value(
-      "subclass", [](const KVCacheSpec& s) { return write_field(s.subclass, "subclass"); },
-      "What a plugin's class beneath this one has for numbers, as {'name', 'pages'}, or None.");
-  value("page_size_bytes", page_size_bytes, "Bytes of one block of one layer, padding included.");
-  value("num_heads", num_heads, "H of the logical [B, H, N, C] page.");
-  value(
-      "num_states", [](const KVCacheSpec& s) { return num_states(s, s.block_size); },
+  def_property(cls, "page_size_bytes", &page_size_bytes,
+               "Bytes of one block of one layer, padding included.");
+  def_property(cls, "num_heads", &num_heads, "H of the logical [B, H, N, C] page.");
+  def_property<int64_t>(
+      cls, "num_states", [](const KVCacheSpec& s) { return num_states(s, s.block_size); },
       "N of the logical page: states of a block.");
-  value("state_content_size_bytes", state_content_size_bytes, "C of the logical page, in bytes.");
-  value("prefix_cacheable", prefix_cacheable, "Whether its group takes part in prefix caching.");
-  value("prefix_replay_tokens", prefix_replay_tokens, "Tokens replayed after a prefix hit.");
-  value("block_table_token_alignment", block_table_token_alignment,
-        "Tokens that a block table row is padded to, or None.");
-  value("has_layer_views", has_layer_views, "Whether allocation makes per-layer views.");
-  value("uses_slot_mapping", uses_slot_mapping, "Whether the worker computes a slot mapping.");
+  def_property(cls, "state_content_size_bytes", &state_content_size_bytes,
+               "C of the logical page, in bytes.");
+  def_property(cls, "prefix_cacheable", &prefix_cacheable,
+               "Whether its group takes part in prefix caching.");
+  def_property(cls, "prefix_replay_tokens", &prefix_replay_tokens,
+               "Tokens replayed after a prefix hit.");
+  def_property(cls, "block_table_token_alignment", &block_table_token_alignment,
+               "Tokens that a block table row is padded to, or None.");
+  def_property(cls, "has_layer_views", &has_layer_views,
+               "Whether allocation makes per-layer views.");
+  def_property(cls, "uses_slot_mapping", &uses_slot_mapping,
+               "Whether the worker computes a slot mapping.");
+  def_fields(cls, SpecKind::kCustom, is_common);
   cls.def(
          "get_block_stride_alignment",
          [](const SpecObject& self) { return get_block_stride_alignment(self.value); },
@@ -337,186 +403,138 @@ void bind_base(py::module_& m) {
       PyClassMethod_New(py::cpp_function(&merge_specs, py::arg("cls"), py::arg("specs")).ptr()));
 }
 
-void bind_attention(py::module_& m) {
-  py::class_<AttentionSpecObject, SpecObject> cls(
-      m, "AttentionSpec", "Mirrors vllm/v1/kv_cache_interface.py::AttentionSpec (0.33).");
-  def_fields(cls, SpecKind::kCrossAttention, py::type::of<SpecObject>());
-  const auto unpadded = [](const SpecObject& self) { return unpadded_page_size_bytes(self.value); };
-  cls.def_property_readonly("unpadded_page_size_bytes", unpadded, "Bytes of a page's content.");
-  cls.def_property_readonly("real_page_size_bytes", unpadded, "Bytes of a page's content.");
+std::vector<const KVCacheSpec*> layer_specs(const py::dict& specs) {
+  std::vector<const KVCacheSpec*> values;
+  for (const auto& item : specs) values.push_back(&spec_value(item.second));
+  return values;
 }
 
-template <class PyClass>
-void def_admission(PyClass cls) {
-  cls.def(
-      "max_admission_blocks_per_request",
-      [](const SpecObject& self, int64_t max_in_flight_tokens, int64_t max_model_len) {
-        return max_admission_blocks_per_request(self.value, max_in_flight_tokens, max_model_len);
-      },
-      py::arg("max_in_flight_tokens"), py::arg("max_model_len"),
-      "Blocks that the scheduler lets one request hold at once.");
+std::unique_ptr<UniformTypeSpecsObject> make_uniform_type(int64_t block_size,
+                                                          const py::dict& specs) {
+  auto object = std::make_unique<UniformTypeSpecsObject>();
+  const std::vector<const KVCacheSpec*> values = layer_specs(specs);  // native, or TypeError
+  object->kv_cache_specs = specs;
+  object->value.block_size = block_size;
+  if (!values.empty()) object->value.dcp_sharded = values[0]->dcp_sharded;
+  return object;
+}
+
+py::object uniform_type_from_specs(const py::dict& specs) {
+  const std::vector<const KVCacheSpec*> values = layer_specs(specs);
+  if (!is_uniform_type(values)) return py::none();
+  return py::cast(make_uniform_type(values[0]->block_size, specs));
 }
 
 void bind_uniform_type(py::module_& m) {
-  py::class_<UniformTypeSpecsObject, SpecObject> cls(
+  using Object = UniformTypeSpecsObject;
+  py::class_<Object, SpecObject> cls(
       m, "UniformTypeKVCacheSpecs",
       "One spec for each layer of a group whose layers need the same token slots.\n\n"
       "Mirrors vllm/v1/kv_cache_interface.py::UniformTypeKVCacheSpecs (0.33).");
-  const auto each = [](const UniformTypeSpecsObject& self, auto visit) {
-    for (const auto& item : self.kv_cache_specs) visit(spec_value(item.second));
+  const auto of_layers = [&](const char* name, auto function, const char* doc) {
+    cls.def_property_readonly(
+        name, [function](const Object& o) { return function(layer_specs(o.kv_cache_specs)); }, doc);
   };
-  const auto pages = [each](const UniformTypeSpecsObject& self, py::handle config) {
-    const PlanningConfig& c = read_config(config);
-    int64_t most = 0;
-    each(self, [&](const KVCacheSpec& s) {
-      most = std::max(most, page_demand(s, c).pages(c.max_model_len));
+  // As vLLM: what the first layer says.
+  const auto of_first = [&](const char* name) {
+    cls.def_property_readonly(name, [name](const Object& o) {
+      return py::object((*o.kv_cache_specs.begin()).second.attr(name));
     });
-    return most;
   };
-  const auto page = [each](const UniformTypeSpecsObject& self) {
-    int64_t bytes = 0;
-    each(self, [&](const KVCacheSpec& s) {
-      bytes = checked::add(bytes, page_size_bytes(s), "page size");
-    });
-    return bytes;
+  const auto pages = [](const Object& o, py::handle config) {
+    return max_pages(layer_specs(o.kv_cache_specs), read_config(config));
   };
-  const auto is_uniform = [](const py::dict& specs) {
-    const KVCacheSpec* first = nullptr;
-    for (const auto& item : specs) {
-      const KVCacheSpec& spec = spec_value(item.second);
-      if (first == nullptr) first = &spec;
-      if (spec.block_size != first->block_size || spec.dcp_sharded != first->dcp_sharded) {
-        return false;
-      }
-    }
-    if (first == nullptr) throw py::value_error("no layers to compare");
-    for (const auto& item : specs) {
-      if (!is_uniform_with(*first, spec_value(item.second))) return false;
-    }
-    return true;
-  };
-  const auto create = [](int64_t block_size, const py::dict& specs) {
-    auto object = std::make_unique<UniformTypeSpecsObject>();
-    for (const auto& item : specs) spec_value(item.second);  // all native, or TypeError
-    object->kv_cache_specs = specs;
-    object->value.block_size = block_size;
-    if (!specs.empty()) {
-      object->value.dcp_sharded = spec_value((*specs.begin()).second).dcp_sharded;
-    }
-    return object;
-  };
-  const auto first_spec = [](const UniformTypeSpecsObject& self) {
-    return py::reinterpret_borrow<py::object>((*self.kv_cache_specs.begin()).second);
-  };
-  cls.def(py::init(create), py::arg("block_size"), py::arg("kv_cache_specs"))
-      .def_readonly("kv_cache_specs", &UniformTypeSpecsObject::kv_cache_specs)
-      .def_property_readonly("first_spec", first_spec)
-      .def_property_readonly("page_size_bytes", page, "Bytes of one block of all layers together.")
+  const auto page = [](SpecList specs) { return page_size_bytes(specs); };
+  cls.def(py::init(&make_uniform_type), py::arg("block_size"), py::arg("kv_cache_specs"))
+      .def_readonly("kv_cache_specs", &Object::kv_cache_specs)
       .def_property_readonly(
-          "prefix_cacheable",
-          [each](const UniformTypeSpecsObject& self) {
-            bool all = true;
-            each(self, [&](const KVCacheSpec& s) { all = all && prefix_cacheable(s); });
-            return all;
+          "first_spec",
+          [](const Object& o) {
+            return py::reinterpret_borrow<py::object>((*o.kv_cache_specs.begin()).second);
           })
-      .def_property_readonly("prefix_replay_tokens",
-                             [each](const UniformTypeSpecsObject& self) {
-                               int64_t most = 0;
-                               each(self, [&](const KVCacheSpec& s) {
-                                 most = std::max(most, prefix_replay_tokens(s));
-                               });
-                               return most;
-                             })
-      .def_property_readonly(
-          "block_table_token_alignment",
-          [first_spec](const UniformTypeSpecsObject& self) {
-            return py::object(first_spec(self).attr("block_table_token_alignment"));
-          })
-      .def_property_readonly("uses_slot_mapping",
-                             [first_spec](const UniformTypeSpecsObject& self) {
-                               return py::object(first_spec(self).attr("uses_slot_mapping"));
-                             })
       .def("max_memory_usage_pages", pages, py::arg("vllm_config"),
            "Pages that one request of max_model_len tokens holds.")
       .def(
           "max_memory_usage_bytes",
-          [pages, page](const UniformTypeSpecsObject& self, py::handle config) {
-            return checked::mul(pages(self, config), page(self), "bytes of one request");
+          [pages, page](const Object& o, py::handle config) {
+            return checked::mul(pages(o, config), page(layer_specs(o.kv_cache_specs)),
+                                "bytes of one request");
           },
           py::arg("vllm_config"))
       .def(
           "max_num_blocks_per_req",
-          [each](const UniformTypeSpecsObject& self, py::handle config, int64_t max_len) {
-            const PlanningConfig& c = read_config(config);
-            std::optional<int64_t> width;
-            each(self, [&](const KVCacheSpec& s) {
-              const int64_t own = max_num_blocks_per_req(s, c, max_len);
-              if (width && *width != own) {
-                throw InconsistentSpec(
-                    "All layers in the same KV cache group must need the same number of block "
-                    "table entries, got " +
-                    std::to_string(*width) + " and " + std::to_string(own) + ".");
-              }
-              width = own;
-            });
-            return width.value_or(0);
+          [](const Object& o, py::handle config, int64_t max_len) {
+            return max_num_blocks_per_req(layer_specs(o.kv_cache_specs), read_config(config),
+                                          max_len);
           },
           py::arg("vllm_config"), py::arg("max_len"))
       .def("get_max_layers_per_page_size",
-           [each](const UniformTypeSpecsObject& self) {
-             std::unordered_map<int64_t, int64_t> counts;
-             int64_t most = 0;
-             each(self, [&](const KVCacheSpec& s) {
-               most = std::max(most, ++counts[page_size_bytes(s)]);
-             });
-             return most;
-           })
-      .def_static("is_uniform_type", is_uniform, py::arg("kv_cache_specs"))
+           [](const Object& o) { return max_layers_per_page_size(layer_specs(o.kv_cache_specs)); })
       .def_static(
-          "from_specs",
-          [is_uniform, create](const py::dict& specs) -> py::object {
-            if (!is_uniform(specs)) return py::none();
-            return py::cast(create(spec_value((*specs.begin()).second).block_size, specs));
-          },
+          "is_uniform_type",
+          [](const py::dict& specs) { return is_uniform_type(layer_specs(specs)); },
           py::arg("kv_cache_specs"))
+      .def_static("from_specs", &uniform_type_from_specs, py::arg("kv_cache_specs"))
       .def("__eq__",
-           [](const UniformTypeSpecsObject& self, py::handle other) {
-             if (!py::isinstance<UniformTypeSpecsObject>(other)) return false;
-             const auto& that = other.cast<const UniformTypeSpecsObject&>();
-             return self.value.block_size == that.value.block_size &&
-                    self.kv_cache_specs.equal(that.kv_cache_specs);
+           [](const Object& o, py::handle other) {
+             if (!py::isinstance<Object>(other)) return false;
+             const auto& that = other.cast<const Object&>();
+             return o.value.block_size == that.value.block_size &&
+                    o.kv_cache_specs.equal(that.kv_cache_specs);
            })
       // vLLM's class cannot be hashed either: it holds a dict.
       .def("__repr__",
-           [](const UniformTypeSpecsObject& self) {
-             return "UniformTypeKVCacheSpecs(block_size=" + std::to_string(self.value.block_size) +
-                    ", kv_cache_specs=" + py::repr(self.kv_cache_specs).cast<std::string>() + ")";
+           [](const Object& o) {
+             return "UniformTypeKVCacheSpecs(block_size=" + std::to_string(o.value.block_size) +
+                    ", kv_cache_specs=" + py::repr(o.kv_cache_specs).cast<std::string>() + ")";
            })
       .def("__reduce__", [](py::handle self) -> py::tuple {
-        const auto& object = self.cast<const UniformTypeSpecsObject&>();
+        const auto& o = self.cast<const Object&>();
         return py::make_tuple(py::type::handle_of(self),
-                              py::make_tuple(object.value.block_size, object.kv_cache_specs));
+                              py::make_tuple(o.value.block_size, o.kv_cache_specs));
       });
+  of_layers("page_size_bytes", page, "Bytes of one block of all layers together.");
+  of_layers(
+      "prefix_cacheable",
+      [](SpecList specs) {
+        return std::all_of(specs.begin(), specs.end(),
+                           [](const KVCacheSpec* s) { return prefix_cacheable(*s); });
+      },
+      "");
+  of_layers(
+      "prefix_replay_tokens",
+      [](SpecList specs) {
+        int64_t most = 0;
+        for (const KVCacheSpec* s : specs) most = std::max(most, prefix_replay_tokens(*s));
+        return most;
+      },
+      "");
+  of_first("block_table_token_alignment");
+  of_first("uses_slot_mapping");
   cls.attr("__hash__") = py::none();
 }
 
 }  // namespace
 
 py::object make_spec_object(const KVCacheSpec& spec) {
-  return makers[static_cast<size_t>(spec.kind)](spec);
+  // As pybind11 makes one, but of the Python class that the kind has.
+  const auto object = py::reinterpret_steal<py::object>(
+      py::detail::make_new_instance(types[static_cast<size_t>(spec.kind)]));
+  py::detail::value_and_holder made = value_in(object);
+  made.value_ptr() = new SpecObject{spec};
+  py::detail::get_type_info(typeid(SpecObject))->init_instance(made.inst, nullptr);
+  return object;
 }
 
 const KVCacheSpec& spec_value(py::handle object) {
   // Almost always a class of kvplan's itself, and then pybind11's conversion costs ten times as
   // much as this.
-  const auto type = std::find(types.begin(), types.end(), Py_TYPE(object.ptr()));
-  if (type != types.end()) {
-    auto* instance = reinterpret_cast<py::detail::instance*>(object.ptr());
-    const void* held = instance->get_value_and_holder().value_ptr<void>();
+  if (std::find(types.begin(), types.end(), Py_TYPE(object.ptr())) != types.end()) {
+    const void* held = value_in(object).value_ptr<void>();
     if (held == nullptr) {
       throw py::type_error(type_name(object) + " was made without calling __init__");
     }
-    return readers[static_cast<size_t>(type - types.begin())](held);
+    return static_cast<const SpecObject*>(held)->value;
   }
   if (!py::isinstance<SpecObject>(object)) {
     throw py::type_error("expected a kvplan KV cache spec, got " + type_name(object));
@@ -533,53 +551,7 @@ const KVCacheSpec& spec_value(py::handle object) {
 
 void bind_specs(py::module_& m) {
   bind_base(m);
-  bind_attention(m);
-  const auto mirrors = [](const char* name) {
-    return std::string("Mirrors vllm/v1/kv_cache_interface.py::") + name + " (0.33).";
-  };
-  bind_class<FullAttentionSpecObject, AttentionSpecObject>(m, SpecKind::kFullAttention,
-                                                           mirrors("FullAttentionSpec").c_str());
-  bind_class<MLAAttentionSpecObject, FullAttentionSpecObject>(m, SpecKind::kMLAAttention,
-                                                              mirrors("MLAAttentionSpec").c_str());
-  bind_class<HiddenStateCacheSpecObject, MLAAttentionSpecObject>(
-      m, SpecKind::kHiddenStateCache, mirrors("HiddenStateCacheSpec").c_str());
-  bind_class<RSWASpecObject, FullAttentionSpecObject>(m, SpecKind::kRSWA,
-                                                      mirrors("RSWASpec").c_str());
-  bind_class<SinkFullAttentionSpecObject, FullAttentionSpecObject>(
-      m, SpecKind::kSinkFullAttention, mirrors("SinkFullAttentionSpec").c_str());
-  def_admission(bind_class<ChunkedLocalAttentionSpecObject, AttentionSpecObject>(
-      m, SpecKind::kChunkedLocalAttention, mirrors("ChunkedLocalAttentionSpec").c_str()));
-  auto sliding = bind_class<SlidingWindowSpecObject, AttentionSpecObject>(
-      m, SpecKind::kSlidingWindow, mirrors("SlidingWindowSpec").c_str());
-  def_admission(sliding);
-  sliding.def_property_readonly(
-      "num_retained_tokens",
-      [](const SpecObject& self) {
-        return *self.value.sliding_window - 1 + self.value.extra_retained_tokens;
-      },
-      "Tokens below the first scheduled position that stay readable.");
-  bind_class<SlidingWindowMLASpecObject, SlidingWindowSpecObject>(
-      m, SpecKind::kSlidingWindowMLA, mirrors("SlidingWindowMLASpec").c_str());
-  bind_class<CircularBufferSpecObject, AttentionSpecObject>(m, SpecKind::kCircularBuffer,
-                                                            mirrors("CircularBufferSpec").c_str());
-  bind_class<EncoderOnlyAttentionSpecObject, AttentionSpecObject>(
-      m, SpecKind::kEncoderOnlyAttention, mirrors("EncoderOnlyAttentionSpec").c_str());
-  bind_class<CrossAttentionSpecObject, AttentionSpecObject>(m, SpecKind::kCrossAttention,
-                                                            mirrors("CrossAttentionSpec").c_str());
-  bind_class<MambaSpecObject, SpecObject>(m, SpecKind::kMamba, mirrors("MambaSpec").c_str())
-      .def_property_readonly(
-          "real_page_size_bytes",
-          [](const SpecObject& self) { return state_content_size_bytes(self.value); },
-          "Bytes of the states.");
-  bind_class<HiSparseHotSpecObject, SpecObject>(m, SpecKind::kHiSparseHot,
-                                                mirrors("HiSparseHotSpec").c_str());
-  def_admission(bind_class<HiSparseResidentSpecObject, SpecObject>(
-      m, SpecKind::kHiSparseResident, mirrors("HiSparseResidentSpec").c_str()));
-  bind_class<CustomSpecObject, SpecObject>(
-      m, SpecKind::kCustom,
-      "A plugin's own cache as numbers: page_size in bytes for block_size tokens, the class it "
-      "stands for (custom_class), the class whose group it may share (uniform_type_base, by "
-      "default its own), whether a larger block has a larger page, and a CustomDemand.");
+  for (const SpecClass& c : kClasses) bind_class(m, c);
   bind_uniform_type(m);
   m.def("spec_from_dict", &from_dict, py::arg("fields"),
         "A spec from what to_dict() gives. Raises ValueError or TypeError that names the field.");

@@ -4,7 +4,6 @@
 #include "bindings/bindings.h"
 #include "bindings/native/config_field.h"
 #include "bindings/native/planning_config.h"
-#include "bindings/vllm/interned_name.h"
 
 namespace py = pybind11;
 
@@ -15,7 +14,7 @@ using Config = PlanningConfig;
 
 /// An attribute that bears the name of the field of `PlanningConfig` that it becomes.
 struct Attribute {
-  InternedName name;
+  const char* name = nullptr;
   void (*read)(py::handle in, const char* name, Config& config) = nullptr;
 };
 
@@ -28,11 +27,11 @@ constexpr Attribute attribute(const char* name) {
 
 /// Such attributes by the object that has them.
 struct Source {
-  InternedName object;  // no text: the config itself
+  const char* object;  // null: the config itself
   std::array<Attribute, 6> attributes;
 };
 const Source kSources[] = {
-    {{},
+    {nullptr,
      {attribute<&Config::max_in_flight_tokens>("max_in_flight_tokens"),
       attribute<&Config::num_prefill_lookahead_tokens>("num_prefill_lookahead_tokens")}},
     {"cache_config",
@@ -55,24 +54,10 @@ const Attribute kMaxModelLen = attribute<&Config::max_model_len>("max_model_len"
                 kModelType = attribute<&Config::model_type>("model_type"),
                 kLayout = attribute<&Config::kv_cache_layout>("kv_cache_layout");
 
-const InternedName kModelConfig = "model_config", kOriginalLen = "original_max_model_len",
-                   kHfConfig = "hf_config", kCacheConfig = "cache_config",
-                   kGetLayout = "get_resolved_kv_cache_layout",
-                   kSpeculativeConfig = "speculative_config", kMethod = "method",
-                   kUseEagle = "use_eagle", kUseEagleBlockDrop = "use_eagle_block_drop",
-                   kAttentionConfig = "attention_config", kHisparse = "hisparse_config",
-                   kTransferConfig = "kv_transfer_config";
-
-py::object get(py::handle object, const InternedName& name) {
-  PyObject* value = PyObject_GetAttr(object.ptr(), name.ptr());
-  if (value == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(value);
-}
-
 /// Null where the object has none, or is null itself.
-py::object find(py::handle object, const InternedName& name) {
+py::object find(py::handle object, const char* name) {
   if (!object) return {};
-  PyObject* value = PyObject_GetAttr(object.ptr(), name.ptr());
+  PyObject* value = PyObject_GetAttrString(object.ptr(), name);
   if (value == nullptr) {
     if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) throw py::error_already_set();
     PyErr_Clear();
@@ -95,47 +80,47 @@ class ConfigReader {
       : vllm_config_(vllm_config), overrides_(overrides), config_(config) {}
 
   void read_model() {
-    const py::object model = get(vllm_config_, kModelConfig);
-    read(kMaxModelLen, get(model, kMaxModelLen.name));
-    const py::object original = find(model, kOriginalLen);
+    const py::object model = vllm_config_.attr("model_config");
+    read(kMaxModelLen, model.attr(kMaxModelLen.name));
+    const py::object original = find(model, "original_max_model_len");
     config_.auto_fit = original && original.equal(py::int_(-1));
-    const py::object type = find(find(model, kHfConfig), kModelType.name);
+    const py::object type = find(find(model, "hf_config"), kModelType.name);
     if (type && is_true(type)) read(kModelType, type);
   }
 
   void read_sources() {
     for (const Source& source : kSources) {
-      const py::object object = source.object.text() == nullptr
+      const py::object object = source.object == nullptr
                                     ? py::reinterpret_borrow<py::object>(vllm_config_)
                                     : find(vllm_config_, source.object);
       for (const Attribute& a : source.attributes) {
         if (a.read == nullptr) break;
         const py::object value = find(object, a.name);
         // Before the engine resolves it, block_size is None; the default then stands in.
-        if (!value || (value.is_none() && std::string_view(a.name.text()) == "block_size"))
-          continue;
+        if (!value || (value.is_none() && std::string_view(a.name) == "block_size")) continue;
         read(a, value);
       }
     }
   }
 
   void read_layout() {
-    const py::object layout = find(find(vllm_config_, kCacheConfig), kGetLayout);
+    const py::object layout =
+        find(find(vllm_config_, "cache_config"), "get_resolved_kv_cache_layout");
     if (is_set(layout)) read(kLayout, layout());
   }
 
   void read_speculation() {
-    const py::object speculative = find(vllm_config_, kSpeculativeConfig);
+    const py::object speculative = find(vllm_config_, "speculative_config");
     if (!is_set(speculative)) return;
-    read_field(get(speculative, kMethod), "speculative_method", config_.speculative_method);
-    config_.use_eagle = is_true(get(speculative, kUseEagle)());
-    config_.use_eagle_block_drop = is_true(get(speculative, kUseEagleBlockDrop)());
+    read_field(speculative.attr("method"), "speculative_method", config_.speculative_method);
+    config_.use_eagle = is_true(speculative.attr("use_eagle")());
+    config_.use_eagle_block_drop = is_true(speculative.attr("use_eagle_block_drop")());
   }
 
  private:
   void read(const Attribute& a, const py::object& value) {
-    if (PyDict_GET_SIZE(overrides_.ptr()) != 0 && overrides_.contains(a.name.text())) return;
-    a.read(value, a.name.text(), config_);
+    if (overrides_.contains(a.name)) return;
+    a.read(value, a.name, config_);
   }
 
   py::handle vllm_config_;
@@ -146,12 +131,12 @@ class ConfigReader {
 }  // namespace
 
 void read_vllm_config(py::handle vllm_config, const py::dict& overrides, Config& config) {
-  if (is_set(find(find(vllm_config, kAttentionConfig), kHisparse))) {
+  if (is_set(find(find(vllm_config, "attention_config"), "hisparse_config"))) {
     throw py::value_error("attention_config.hisparse_config is set: HiSparse is planned by vLLM");
   }
   ConfigReader reader(vllm_config, overrides, config);
   reader.read_model();
-  config.has_kv_connector = is_set(find(vllm_config, kTransferConfig));
+  config.has_kv_connector = is_set(find(vllm_config, "kv_transfer_config"));
   reader.read_sources();
   reader.read_layout();
   reader.read_speculation();

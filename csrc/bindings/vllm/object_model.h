@@ -4,7 +4,6 @@
 
 #include <vector>
 
-#include "bindings/vllm/spec_image.h"
 #include "kvplan/planning.h"
 
 namespace kvplan::bindings {
@@ -28,12 +27,9 @@ class ObjectModel {
   virtual bool is_uniform_type(pybind11::handle spec) const = 0;
   virtual pybind11::dict uniform_type_specs(pybind11::handle spec) const = 0;
   virtual KVCacheSpec read_spec(pybind11::handle spec) const = 0;
-  /// What of a spec that was read can change until another one is compared with it.
-  virtual SpecImage image_of(pybind11::handle) const { return {}; }
-  /// Whether a spec surely holds what one of the same class did when it was read. A false negative
-  /// is fine.
-  virtual bool surely_same(pybind11::handle known, const SpecImage& image,
-                           pybind11::handle spec) const = 0;
+  /// Whether two specs of one class surely hold the same. A false negative is fine. Runs no Python
+  /// code.
+  virtual bool surely_same(pybind11::handle known, pybind11::handle spec) const = 0;
   virtual GroupFields read_group(pybind11::handle group) const;
   virtual pybind11::object make_spec(const KVCacheSpec& spec) const = 0;
   virtual pybind11::object make_uniform_type(int64_t block_size, pybind11::dict specs) const = 0;

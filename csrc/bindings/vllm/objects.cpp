@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "bindings/native/field_conversion.h"
-#include "bindings/vllm/subclass.h"
 #include "kvplan/errors.h"
 #include "planning/specs/spec_fields.h"
 
@@ -46,40 +45,34 @@ std::string type_name(py::handle object) {
       .cast<std::string>();
 }
 
-py::list list_of(std::initializer_list<const char*> names) {
-  py::list list;
-  for (const char* n : names) list.append(n);
-  return list;
+/// The instance dictionary; null where an object has none.
+py::object instance_dict(py::handle object) {
+  PyObject* dict = PyObject_GenericGetDict(object.ptr(), nullptr);
+  if (dict == nullptr) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(dict);
 }
 
-/// The values of an object's attributes, asked for in about the order in which they were set.
-class FieldReader {
- public:
-  /// Of a class that is known to keep them all in the object's dictionary, or of any.
-  FieldReader(py::handle object, bool known) : object_(object) {
-    if (known) dict_ = py::reinterpret_borrow<py::object>(instance_dict(object));
-  }
+/// An attribute of an object that keeps it in its dictionary, or in another way.
+py::object field_of(py::handle object, const py::object& dict, const py::object& name) {
+  PyObject* value = dict ? PyDict_GetItemWithError(dict.ptr(), name.ptr()) : nullptr;
+  if (value != nullptr) return py::reinterpret_borrow<py::object>(value);
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return attribute(object, name);
+}
 
-  py::object get(const py::object& name) {
-    PyObject *key = nullptr, *value = nullptr;
-    Py_ssize_t next = position_;
-    if (dict_) {
-      if (PyDict_Next(dict_.ptr(), &next, &key, &value) != 0 && key == name.ptr()) {
-        position_ = next;
-      } else {
-        value = PyDict_GetItemWithError(dict_.ptr(), name.ptr());
-      }
-    }
-    if (value != nullptr) return py::reinterpret_borrow<py::object>(value);
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-    return attribute(object_, name);
+/// Equal values of the types that specs hold; anything that is not surely equal is not.
+bool surely_equal(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  if (Py_TYPE(a) != Py_TYPE(b)) return false;
+  if (PyLong_CheckExact(a) || PyUnicode_CheckExact(a)) {
+    return PyObject_RichCompareBool(a, b, Py_EQ) == 1;
   }
-
- private:
-  py::handle object_;
-  py::object dict_;
-  Py_ssize_t position_ = 0;
-};
+  if (!PyTuple_CheckExact(a) || PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a); ++i) {
+    if (!surely_equal(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i))) return false;
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -123,22 +116,17 @@ VllmObjects::VllmObjects(const py::dict& description) {
   fraction_ = description["fraction"];
   roles_ = description["roles"];
   projection_resets_group_ = description["projection_resets_group"].cast<bool>();
-  class_above_ = description["class_above"];
 }
 
 // --- reading -------------------------------------------------------------------------------------
 
 const VllmObjects::SpecClass& VllmObjects::class_of(py::handle spec) const {
   const auto it = by_type_.find(Py_TYPE(spec.ptr()));
-  const SpecClass& cls =
-      it != by_type_.end() ? *it->second : known_class_above(py::type::handle_of(spec));
-  if (!cls.unsupported.empty()) throw py::type_error(cls.unsupported);
-  return cls;
-}
-
-const VllmObjects::SpecClass& VllmObjects::known_class_above(py::handle type) const {
-  const auto name = class_above_(type).cast<std::string>();
-  return classes_[static_cast<size_t>(parse_spec_kind(name))];
+  if (it == by_type_.end()) {
+    throw py::type_error("KV cache spec class " + type_name(spec) + " is not known to kvplan");
+  }
+  if (!it->second->unsupported.empty()) throw py::type_error(it->second->unsupported);
+  return *it->second;
 }
 
 template <class T>
@@ -176,14 +164,14 @@ void VllmObjects::read(py::handle in, std::string_view field, T& out) const {
 KVCacheSpec VllmObjects::read_spec(py::handle spec) const {
   const SpecClass& cls = class_of(spec);
   KVCacheSpec value = default_spec(cls.kind);
-  FieldReader fields(spec, py::type::handle_of(spec).is(cls.type));
+  const py::object dict = instance_dict(spec);
   size_t i = 0;
   for_each_field(cls.kind, [&](const auto& field) {
     const py::object& name = cls.names[i++];
-    if (name) read(fields.get(name), field.name, value.*field.member);
+    if (name) read(field_of(spec, dict, name), field.name, value.*field.member);
   });
   for (const auto& [name, fallback] : cls.extra) {
-    const py::object actual = fields.get(name);
+    const py::object actual = field_of(spec, dict, name);
     const int same = PyObject_RichCompareBool(actual.ptr(), fallback.ptr(), Py_EQ);
     if (same < 0) throw py::error_already_set();
     if (same == 0) {
@@ -191,13 +179,6 @@ KVCacheSpec VllmObjects::read_spec(py::handle spec) const {
                            "=" + py::repr(actual).cast<std::string>() +
                            " is a field that kvplan does not know, and not at its default");
     }
-  }
-  const py::handle type = py::type::handle_of(spec);
-  std::shared_ptr<const VllmSubclass> subclass;
-  if (!type.is(cls.type)) {
-    require_no_others(spec, cls);
-    subclass = std::make_shared<const VllmSubclass>(*this, type);
-    value.subclass = subclass;
   }
   // Validates; of what vLLM has made itself it changes nothing.
   const std::optional<int64_t> padded = value.page_size_padded;
@@ -207,25 +188,20 @@ KVCacheSpec VllmObjects::read_spec(py::handle spec) const {
     throw py::value_error(std::string(class_name(cls.kind)) +
                           " was changed after it was made: " + py::repr(spec).cast<std::string>());
   }
-  if (subclass) subclass->require_same(spec, value);
   return value;
 }
 
-void VllmObjects::require_no_others(py::handle spec, const SpecClass& cls) {
-  PyObject* attributes = instance_dict(spec);
-  const auto fields = std::count_if(cls.names.begin(), cls.names.end(),
-                                    [](const py::object& name) { return bool(name); });
-  const auto known = fields + static_cast<Py_ssize_t>(cls.extra.size());
-  if (attributes != nullptr && PyDict_GET_SIZE(attributes) == known) return;
-  // A merged or replaced object would lose them, or not, as vLLM copies it.
-  throw py::type_error("KV cache spec class " + type_name(spec) +
-                       " is not known to kvplan: an object holds more than its fields");
-}
-
-SpecImage VllmObjects::image_of(py::handle spec) const { return SpecImage(spec); }
-
-bool VllmObjects::surely_same(py::handle, const SpecImage& image, py::handle spec) const {
-  return image.surely_same(spec);
+bool VllmObjects::surely_same(py::handle known, py::handle spec) const {
+  const py::object a = instance_dict(known), b = instance_dict(spec);
+  if (!a || !b || PyDict_GET_SIZE(a.ptr()) != PyDict_GET_SIZE(b.ptr())) return false;
+  // Instances of one dataclass have their fields in one order.
+  Py_ssize_t i = 0, j = 0;
+  PyObject *name, *value, *other_name, *other_value;
+  while (PyDict_Next(a.ptr(), &i, &name, &value)) {
+    if (!PyDict_Next(b.ptr(), &j, &other_name, &other_value)) return false;
+    if (name != other_name || !surely_equal(value, other_value)) return false;
+  }
+  return true;
 }
 
 bool VllmObjects::is_uniform_type(py::handle spec) const {
@@ -233,31 +209,24 @@ bool VllmObjects::is_uniform_type(py::handle spec) const {
 }
 
 py::dict VllmObjects::uniform_type_specs(py::handle spec) const {
-  static const py::handle name = interned(py::str("kv_cache_specs")).release();
-  return attribute(spec, name);
+  return spec.attr("kv_cache_specs");
 }
 
 GroupFields VllmObjects::read_group(py::handle group) const {
-  static const py::handle names = list_of({"layer_names", "kv_cache_spec", "is_eagle_group",
-                                           "host_resident", "enable_kv_transfer", "role"})
-                                      .release();
   if (Py_TYPE(group.ptr()) != reinterpret_cast<PyTypeObject*>(group_.type.ptr())) {
     throw py::type_error("KV cache group class " + type_name(group) + " is not known to kvplan");
   }
-  const auto get = [&](size_t i) {
-    return attribute(group, PyList_GET_ITEM(names.ptr(), static_cast<Py_ssize_t>(i)));
-  };
   GroupFields fields;
-  fields.layer_names = get(0);
+  fields.layer_names = group.attr("layer_names");
   if (!PyList_CheckExact(fields.layer_names.ptr())) {
     throw py::type_error("layer_names of a KV cache group must be a list, got " +
                          type_name(fields.layer_names));
   }
-  fields.spec = get(1);
-  read_field(get(2), "is_eagle_group", fields.is_eagle_group);
-  read_field(get(3), "host_resident", fields.host_resident);
-  read_field(get(4), "enable_kv_transfer", fields.enable_kv_transfer);
-  const py::object role = get(5);
+  fields.spec = group.attr("kv_cache_spec");
+  read_field(group.attr("is_eagle_group"), "is_eagle_group", fields.is_eagle_group);
+  read_field(group.attr("host_resident"), "host_resident", fields.host_resident);
+  read_field(group.attr("enable_kv_transfer"), "enable_kv_transfer", fields.enable_kv_transfer);
+  const py::object role = group.attr("role");
   if (!role.is(py::object(roles_[0])) || fields.host_resident) {
     throw py::value_error("a KV cache group has the role " + py::repr(role).cast<std::string>() +
                           (fields.host_resident ? " in host memory" : "") + ", which vLLM plans");
@@ -312,7 +281,7 @@ py::object VllmObjects::make_spec(const KVCacheSpec& spec) const {
     throw py::type_error("this vLLM has no " + std::string(class_name(spec.kind)) +
                          " that kvplan knows");
   }
-  const py::object object = allocate(spec.subclass ? type_of(*spec.subclass) : cls.type);
+  const py::object object = allocate(cls.type);
   size_t i = 0;
   for_each_field(spec.kind, [&](const auto& field) {
     const py::object& name = cls.names[i++];

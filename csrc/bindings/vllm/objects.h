@@ -15,9 +15,8 @@ namespace kvplan::bindings {
 /// vLLM's own dataclasses. Specs are read field by field and made without running `__init__`.
 ///
 /// Which classes there are, and how their fields differ from kvplan's field table, is handed in
-/// from Python once (`kvplan.vllm.conversion`), so that nothing of vLLM's is named here. A plugin's
-/// subclass is what `kvplan.vllm.subclasses` says it is, with numbers of its own. An object of any
-/// other class, or one whose value kvplan has no word for, is a `TypeError` or a
+/// from Python once (`kvplan.vllm.conversion`), so that nothing of vLLM's is named here. An object
+/// of any other class, or one whose value kvplan has no word for, is a `TypeError` or a
 /// `ValueError` that says which: vLLM then plans itself.
 class VllmObjects : public ObjectModel {
  public:
@@ -26,9 +25,7 @@ class VllmObjects : public ObjectModel {
   bool is_uniform_type(pybind11::handle spec) const override;
   pybind11::dict uniform_type_specs(pybind11::handle spec) const override;
   KVCacheSpec read_spec(pybind11::handle spec) const override;
-  SpecImage image_of(pybind11::handle spec) const override;
-  bool surely_same(pybind11::handle known, const SpecImage& image,
-                   pybind11::handle spec) const override;
+  bool surely_same(pybind11::handle known, pybind11::handle spec) const override;
   GroupFields read_group(pybind11::handle group) const override;
   pybind11::object make_spec(const KVCacheSpec& spec) const override;
   pybind11::object make_uniform_type(int64_t block_size, pybind11::dict specs) const override;
@@ -58,8 +55,6 @@ class VllmObjects : public ObjectModel {
   };
 
   const SpecClass& class_of(pybind11::handle spec) const;
-  const SpecClass& known_class_above(pybind11::handle type) const;
-  static void require_no_others(pybind11::handle spec, const SpecClass& cls);
   PlainClass read_plain_class(pybind11::handle description) const;
   pybind11::object instantiate(const PlainClass& cls,
                                std::initializer_list<pybind11::handle> values) const;
@@ -80,7 +75,6 @@ class VllmObjects : public ObjectModel {
   pybind11::dict dtype_objects_, mamba_types_, cache_roles_;
   pybind11::object quant_mode_, multiple_of_, fraction_;
   pybind11::list roles_;
-  pybind11::object class_above_;  // names the known class above a plugin's, or raises
   bool projection_resets_group_ = false;
 };
 

@@ -4,11 +4,8 @@
 #include "bindings/native/field_conversion.h"
 #include "bindings/native/planning_config.h"
 #include "bindings/native/spec_object.h"
-#include "bindings/vllm/gc_pause.h"
-#include "bindings/vllm/interned_name.h"
 #include "bindings/vllm/objects.h"
 #include "bindings/vllm/session.h"
-#include "bindings/vllm/subclass.h"
 #include "kvplan/checked.h"
 #include "kvplan/errors.h"
 #include "kvplan/plan.h"
@@ -40,9 +37,7 @@ struct VllmPlanner {
 
 /// For the object that a new vLLM config is given.
 py::object retention_interval(py::handle vllm_config) {
-  static const InternedName cache_config = "cache_config",
-                            interval = "prefix_cache_retention_interval";
-  return vllm_config.attr(py::handle(cache_config.ptr())).attr(py::handle(interval.ptr()));
+  return vllm_config.attr("cache_config").attr("prefix_cache_retention_interval");
 }
 
 py::list notice_list(const Notices& notices) {
@@ -254,7 +249,6 @@ py::list worker_configs(const VllmPlanner& self, const Session& session, const P
     if (stage_template) continue;
     stage_template.emplace(self, session, plan, plan.stages[w.stage], group_objects);
   }
-  const GcPause pause;
   py::list configs(plan.workers.size());
   for (size_t w = 0; w < plan.workers.size(); ++w) {
     configs[w] = templates[plan.workers[w].stage]->config(plan.num_blocks, interval);
@@ -356,22 +350,8 @@ py::object place_groups(const VllmPlanner& self, py::handle vllm_config,
       group_objects, retention_interval(vllm_config), 1);
 }
 
-/// Asks the plugin classes for every page that grouping comes upon, so that they are recorded.
-void ask_subclasses(const VllmPlanner& self, const PlanningConfig& config, Session& session) {
-  const SpecTable& specs = session.request().specs();
-  bool any = false;
-  for (size_t i = 0; i < specs.size(); ++i) any = any || specs[SpecId(i)].subclass;
-  if (!any) return;
-  try {
-    group_globally(self, session.context(), config, session.request().layer_lists());
-  } catch (const Error&) {
-    // A request that cannot be planned is worth recording, too.
-  }
-}
-
 /// Each worker's layers with kvplan's own specs, which need neither vLLM nor a plugin.
-py::list to_native_layers(const VllmPlanner& self, const PlanningConfig& config,
-                          const py::iterable& kv_cache_specs) {
+py::list to_native_layers(const VllmPlanner& self, const py::iterable& kv_cache_specs) {
   Session session(self.objects);
   std::vector<LayerSpecs> workers;
   for (py::handle specs : kv_cache_specs) {
@@ -379,10 +359,9 @@ py::list to_native_layers(const VllmPlanner& self, const PlanningConfig& config,
     session.request().add_layers(workers.back());
   }
   const size_t read = session.request().specs().size();
-  ask_subclasses(self, config, session);
   std::vector<py::object> objects;
   for (size_t i = 0; i < read; ++i) {
-    objects.push_back(make_spec_object(without_class(session.request().specs()[SpecId(i)])));
+    objects.push_back(make_spec_object(session.request().specs()[SpecId(i)]));
   }
   py::list result;
   for (const LayerSpecs& layers : workers) {
@@ -435,12 +414,11 @@ void bind_vllm_planning(py::module_& m) {
       .def(
           "to_native",
           [](const VllmPlanner& self, py::handle spec) {
-            return make_spec_object(without_class(self.objects.read_spec(spec)));
+            return make_spec_object(self.objects.read_spec(spec));
           },
           py::arg("spec"), "kvplan's own object for a spec of vLLM's.")
-      .def("to_native_layers", &to_native_layers, py::arg("config"), py::arg("kv_cache_specs"),
-           "Each worker's layers with kvplan's own objects. Those of a plugin's class hold what it "
-           "says of every page that grouping asks for.")
+      .def("to_native_layers", &to_native_layers, py::arg("kv_cache_specs"),
+           "Each worker's layers with kvplan's own objects.")
       .def(
           "from_native",
           [](const VllmPlanner& self, py::handle spec) {

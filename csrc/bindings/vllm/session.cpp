@@ -77,64 +77,35 @@ GroupFields ObjectModel::read_group(py::handle group) const {
           read_slices(group)};
 }
 
-bool Session::same_as_known(size_t known, py::handle spec) const {
-  const KnownSpec& k = known_specs_[known];
-  return k.type == Py_TYPE(spec.ptr()) && model_.surely_same(k.object, k.image, spec);
-}
-
-size_t Session::find_same(py::handle spec, SpecId expected) const {
-  constexpr size_t kMostCompared = 12;
-  if (expected.valid() && expected.pos() < known_by_id_.size()) {
-    const size_t known = known_by_id_[expected.pos()];
-    if (known != 0 && same_as_known(known - 1, spec)) return known - 1;
-  }
-  // The kinds of a model's layers mostly follow each other in a pattern.
-  const size_t next = last_known_ == kNone ? kNone : known_specs_[last_known_].next;
-  if (next != kNone && same_as_known(next, spec)) return next;
-  size_t compared = 0;
-  for (size_t known = known_specs_.size(); known-- > 0;) {
-    if (known == next || known_specs_[known].type != Py_TYPE(spec.ptr())) continue;
-    if (same_as_known(known, spec)) return known;
-    if (++compared == kMostCompared) break;
-  }
-  return kNone;
+bool Session::is_same(SpecId known, py::handle spec) const {
+  const py::object& object = spec_objects_[known.pos()];
+  if (!object) return false;
+  return object.is(spec) ||
+         (Py_TYPE(object.ptr()) == Py_TYPE(spec.ptr()) && model_.surely_same(object, spec));
 }
 
 SpecId Session::read_spec(py::handle spec, SpecId expected) {
-  // Every object that was read is kept alive, by the caller or here: an address names one spec.
-  auto& [object, id] = spec_ids_[reinterpret_cast<uintptr_t>(spec.ptr()) / 16 % spec_ids_.size()];
-  if (object != spec.ptr()) {
-    const size_t known = read_unknown_spec(spec, expected);
-    if (last_known_ != kNone) known_specs_[last_known_].next = known;
-    last_known_ = known;
-    id = known_specs_[known].id;
-    object = spec.ptr();
+  constexpr size_t kMostCompared = 12;
+  if (expected.valid() && is_same(expected, spec)) return expected;
+  const size_t left =
+      spec_objects_.size() > kMostCompared ? spec_objects_.size() - kMostCompared : 0;
+  for (size_t i = spec_objects_.size(); i-- > left;) {
+    if (is_same(SpecId(i), spec)) return SpecId(i);
   }
-  return id;
-}
-
-size_t Session::read_unknown_spec(py::handle spec, SpecId expected) {
-  const size_t same = find_same(spec, expected);
-  if (same != kNone) return same;
   const SpecId id = request_.add_spec(model_.read_spec(spec));
-  const auto object = py::reinterpret_borrow<py::object>(spec);
-  known_specs_.push_back({Py_TYPE(spec.ptr()), object, model_.image_of(spec), id, kNone});
-  at(known_by_id_, id.pos()) = known_specs_.size();
   py::object& slot = at(spec_objects_, id.pos());
-  if (!slot) slot = object;
-  return known_specs_.size() - 1;
+  if (!slot) slot = py::reinterpret_borrow<py::object>(spec);
+  return id;
 }
 
 LayerId Session::read_name(py::handle name) {
   // Workers mostly name the same layers in the same order, if not by the same objects.
-  LayerId& next = last_name_.valid() ? layer_objects_[last_name_.pos()].next : first_name_;
-  if (!next.valid() || !layer_objects_[next.pos()].name.is(name)) {
-    const LayerId found = read_unknown_name(name, next);
-    // Where `next` was, the vector may have grown.
-    (last_name_.valid() ? layer_objects_[last_name_.pos()].next : first_name_) = found;
-    return last_name_ = found;
-  }
-  return last_name_ = next;
+  const LayerId expected = next_name_ < layer_objects_.size() ? LayerId(next_name_) : LayerId();
+  const LayerId id = expected.valid() && layer_objects_[expected.pos()].name.is(name)
+                         ? expected
+                         : read_unknown_name(name, expected);
+  next_name_ = id.pos() + 1;
+  return id;
 }
 
 LayerId Session::read_unknown_name(py::handle name, LayerId expected) {
@@ -171,8 +142,8 @@ LayerSpecs Session::read_layers(py::handle mapping) {
   PyObject *key, *value;
   while (PyDict_Next(mapping.ptr(), &position, &key, &value)) {
     const LayerId name = read_name(key);
-    const SpecId spec = read_spec(value, layer_objects_[name.pos()].id);
     LayerObject& known = layer_objects_[name.pos()];
+    const SpecId spec = known.spec.ptr() == value ? known.id : read_spec(value, known.id);
     if (!known.spec) {
       known.spec = py::reinterpret_borrow<py::object>(value);
       known.id = spec;
@@ -216,8 +187,6 @@ KVCacheGroups Session::read_groups(py::handle groups) {
     KVCacheGroup group;
     begin_names();
     for (py::handle name : fields.layer_names) group.layers.push_back(read_name(name));
-    // The group object may hand out a new spec each time it is asked.
-    kept_specs_.push_back(fields.spec);
     if (model_.is_uniform_type(fields.spec)) {
       LayerSpecs specs = read_layers(model_.uniform_type_specs(fields.spec));
       if (specs.empty()) throw InvalidArgument("UniformTypeKVCacheSpecs holds no layers");
@@ -238,15 +207,12 @@ KVCacheGroups Session::read_groups(py::handle groups) {
 
 size_t Session::read_list(py::object mapping, const std::vector<SpecId>* spec_of_layer) {
   // Ranks that share a dict mostly stand side by side. To read one again costs only time.
-  constexpr size_t kRecent = 16;
-  for (size_t i = 0; i < std::min(kRecent, lists_.size()); ++i) {
-    const auto& [object, list] = lists_[lists_.size() - 1 - i];
-    if (object.is(mapping)) return list;
+  if (!last_list_.first.is(mapping)) {
+    const size_t list = request_.add_layers(spec_of_layer ? read_owned(mapping, *spec_of_layer)
+                                                          : read_layers(mapping));
+    last_list_ = {std::move(mapping), list};
   }
-  const size_t list = request_.add_layers(spec_of_layer ? read_owned(mapping, *spec_of_layer)
-                                                        : read_layers(mapping));
-  lists_.emplace_back(std::move(mapping), list);
-  return list;
+  return last_list_.second;
 }
 
 void Session::read_workers(py::handle kv_cache_specs, py::handle available_memory,

@@ -2,7 +2,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <array>
 #include <utility>
 #include <vector>
 
@@ -50,44 +49,27 @@ class Session {
   size_t read_list(pybind11::object mapping, const std::vector<SpecId>* spec_of_layer);
   LayerSpecs read_owned(pybind11::handle mapping, const std::vector<SpecId>& spec_of_layer);
   SpecId read_spec(pybind11::handle spec, SpecId expected = {});
-  size_t read_unknown_spec(pybind11::handle spec, SpecId expected);
-  size_t find_same(pybind11::handle spec, SpecId expected) const;
-  bool same_as_known(size_t known, pybind11::handle spec) const;
-  void begin_names() { last_name_ = {}; }
+  bool is_same(SpecId known, pybind11::handle spec) const;
+  void begin_names() { next_name_ = 0; }
   void reserve_names(size_t count);
   LayerId read_name(pybind11::handle name);
   LayerId read_unknown_name(pybind11::handle name, LayerId expected);
 
-  /// An object that was read, in order of reading.
-  struct KnownSpec {
-    PyTypeObject* type;
-    pybind11::object object;
-    SpecImage image;
-    SpecId id;
-    size_t next;  // the known spec that the next object was the same as, the last time
-  };
-  /// A layer's name, the spec that it came in with first, and the layer that followed it last.
+  /// A layer's name, and the spec that it came in with first.
   struct LayerObject {
     pybind11::object name;
     pybind11::object spec;
     SpecId id;
-    LayerId next;
   };
 
   const ObjectModel& model_;
   PlanRequest request_;
   Notices notices_;
-  std::vector<KnownSpec> known_specs_;
-  std::vector<size_t> known_by_id_;  // the position in them, one more than it is; 0: none
-  size_t last_known_ = kNone;        // the position of the one read last
-  std::array<std::pair<PyObject*, SpecId>, 64> spec_ids_{};  // by address; a cache, not complete
-  std::vector<std::pair<pybind11::object, size_t>> lists_;   // mappings, and the request's list
-  std::vector<pybind11::object> kept_specs_;                 // that only a group may have held
-  std::vector<pybind11::object> spec_objects_;               // by SpecId
-  std::vector<LayerObject> layer_objects_;                   // by LayerId
-  detail::PositionIndex layers_by_name_;                     // in them, by Python's hash
-  LayerId last_name_;                                        // of the list that is being read
-  LayerId first_name_;                                       // of the list before
+  std::pair<pybind11::object, size_t> last_list_;  // a mapping, and the request's list
+  std::vector<pybind11::object> spec_objects_;     // by SpecId: the first with this value
+  std::vector<LayerObject> layer_objects_;         // by LayerId
+  detail::PositionIndex layers_by_name_;           // in them, by Python's hash
+  size_t next_name_ = 0;                           // the layer that is expected next
 };
 
 void log_notices(const Notices& notices);

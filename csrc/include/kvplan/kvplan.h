@@ -20,6 +20,5 @@
 #include "kvplan/sliced.h"
 #include "kvplan/sliced_block_pool.h"
 #include "kvplan/spec.h"
-#include "kvplan/spec_subclass.h"
 #include "kvplan/token_hash.h"
 #include "kvplan/types.h"

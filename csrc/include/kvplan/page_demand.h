@@ -43,6 +43,12 @@ KVPLAN_API int64_t max_memory_usage_bytes(const KVCacheSpec& spec, const Plannin
 KVPLAN_API int64_t max_num_blocks_per_req(const KVCacheSpec& spec, const PlanningConfig& config,
                                           int64_t max_len);
 
+/// The same of layers that share a block table; throws `InconsistentSpec` where they differ.
+KVPLAN_API int64_t max_num_blocks_per_req(SpecList specs, const PlanningConfig& config,
+                                          int64_t max_len);
+/// Pages that one request of `config.max_model_len` holds in the layer that needs most.
+KVPLAN_API int64_t max_pages(SpecList specs, const PlanningConfig& config);
+
 /// The runtime's admission cap, in blocks, of windowed kinds; throws `Unsupported` for others.
 /// Mirrors `max_admission_blocks_per_request` (0.33).
 KVPLAN_API int64_t max_admission_blocks_per_request(const KVCacheSpec& spec,

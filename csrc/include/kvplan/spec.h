@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -9,7 +8,6 @@
 #include <vector>
 
 #include "kvplan/export.h"
-#include "kvplan/spec_subclass.h"
 #include "kvplan/types.h"
 
 namespace kvplan {
@@ -140,19 +138,14 @@ struct KVCacheSpec {
   std::string uniform_type_base;  ///< specs with one base may share a group
   bool page_scales_with_block_size = true;
   CustomDemand demand;
-
-  /// A class beneath the kind's own, with numbers of its own. Takes part in equality.
-  std::shared_ptr<const SpecSubclass> subclass;
-  PageNumbers numbers;  ///< what `subclass` says of these fields; `finalize` asks it
 };
 
 /// A spec of `kind` with every field at its default.
 KVPLAN_API KVCacheSpec default_spec(SpecKind kind);
 
 /// What vLLM's `__post_init__` does: defaults that depend on other fields, and padding of an MLA
-/// page to its alignment. Asks a `subclass` for its numbers. Throws `InvalidArgument` where a field
-/// is out of range, or set though the kind does not have it; the message names the field, the value
-/// and the limit.
+/// page to its alignment. Throws `InvalidArgument` where a field is out of range, or set though the
+/// kind does not have it; the message names the field, the value and the limit.
 KVPLAN_API void finalize(KVCacheSpec& spec);
 
 /// `finalize`d copy with another block size.
@@ -194,6 +187,16 @@ KVPLAN_API KVCacheSpec merge(std::span<const KVCacheSpec* const> specs);
 /// Whether layers of `other` need the same block table entries as those of `first`, so that one
 /// group may hold both. Not symmetric. Mirrors `is_uniform_with_collection` (0.33).
 KVPLAN_API bool is_uniform_with(const KVCacheSpec& first, const KVCacheSpec& other);
+
+/// The specs of a group that has one for each layer: vLLM's `UniformTypeKVCacheSpecs`.
+using SpecList = std::span<const KVCacheSpec* const>;
+/// Whether all need the same number of token slots: same block size, same DCP sharding, same type.
+/// There must be one at least. Mirrors `UniformTypeKVCacheSpecs.is_uniform_type` (0.33).
+KVPLAN_API bool is_uniform_type(SpecList specs);
+/// Bytes of one block of all layers together.
+KVPLAN_API int64_t page_size_bytes(SpecList specs);
+/// Mirrors `UniformTypeKVCacheSpecs.get_max_layers_per_page_size` (0.33).
+KVPLAN_API int64_t max_layers_per_page_size(SpecList specs);
 
 /// The name of the class that decides which specs may share a group; empty if there is none.
 KVPLAN_API std::string_view uniform_type_base(const KVCacheSpec& spec);

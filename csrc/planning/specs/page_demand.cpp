@@ -1,6 +1,8 @@
 #include "kvplan/page_demand.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 
 #include "kvplan/checked.h"
 
@@ -95,6 +97,29 @@ int64_t max_num_blocks_per_req(const KVCacheSpec& s, const PlanningConfig& c, in
       return checked::cdiv(max_len, checked::mul(s.block_size, shards, "tokens of a block"));
     }
   }
+}
+
+int64_t max_num_blocks_per_req(SpecList specs, const PlanningConfig& config, int64_t max_len) {
+  std::optional<int64_t> width;
+  for (const KVCacheSpec* s : specs) {
+    const int64_t own = max_num_blocks_per_req(*s, config, max_len);
+    if (width && *width != own) {
+      throw InconsistentSpec(
+          "All layers in the same KV cache group must need the same number of block table entries, "
+          "got " +
+          std::to_string(*width) + " and " + std::to_string(own) + ".");
+    }
+    width = own;
+  }
+  return width.value_or(0);
+}
+
+int64_t max_pages(SpecList specs, const PlanningConfig& config) {
+  int64_t most = 0;
+  for (const KVCacheSpec* s : specs) {
+    most = std::max(most, page_demand(*s, config).pages(config.max_model_len));
+  }
+  return most;
 }
 
 int64_t max_admission_blocks_per_request(const KVCacheSpec& s, int64_t max_in_flight_tokens,

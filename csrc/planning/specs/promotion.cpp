@@ -33,7 +33,6 @@ KVCacheSpec promote(const KVCacheSpec& spec, SpecKind kind, int64_t block_size) 
   }
   KVCacheSpec promoted = spec;
   promoted.kind = kind;
-  promoted.subclass.reset();  // vLLM makes an object of the kind's own class
   promoted.extra_retained_tokens = 0;
   promoted.block_size = block_size;
   if (spec.page_size_padded) {

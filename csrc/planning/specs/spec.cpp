@@ -174,21 +174,6 @@ void check_own_fields_only(const KVCacheSpec& s) {
   }
 }
 
-void read_numbers(KVCacheSpec& s) {
-  if (is_hisparse(s.kind) || s.kind == SpecKind::kCustom) {
-    throw InvalidArgument(name_of(s) + " is its numbers already and has no subclass, got " +
-                          s.subclass->name());
-  }
-  s.numbers = s.subclass->numbers_of(s);
-  for (const PageNumber& number : kPageNumbers) {
-    const int64_t value = s.numbers.*number.member;
-    if (value >= number.least) continue;
-    // Not an error that a merge takes for "these two do not belong together".
-    throw Unsupported(s.subclass->name() + ": " + number.name + " must be at least " +
-                      std::to_string(number.least) + ", got " + std::to_string(value));
-  }
-}
-
 void normalize(TokensPerState& t) {
   constexpr int64_t kSmallest = std::numeric_limits<int64_t>::min();  // has no positive counterpart
   if (t.den == 0) throw InvalidArgument("tokens_per_state: the denominator is 0");
@@ -311,16 +296,13 @@ void finalize(KVCacheSpec& s) {
   if (s.kind == SpecKind::kCustom && s.custom_class.empty()) {
     throw InvalidArgument("CustomSpec: custom_class must name the plugin's class");
   }
-  if (s.subclass) read_numbers(s);
   // vLLM pads only where the content does not end on the alignment already, so a padded size that
   // was handed in survives there.
   if (s.alignment) {
-    const int64_t actual =
-        s.subclass ? s.numbers.real_page_size_bytes : unpadded_page_size_bytes(s);
+    const int64_t actual = unpadded_page_size_bytes(s);
     const int64_t padded = checked::round_up(actual, *s.alignment, "aligned page size");
     if (padded == actual || padded == s.page_size_padded) return;
     s.page_size_padded = padded;
-    if (s.subclass) read_numbers(s);
   }
 }
 
@@ -346,8 +328,7 @@ bool operator==(const KVCacheSpec& a, const KVCacheSpec& b) {
   for_each_field(a.kind, [&](const auto& field) {
     equal = equal && (!field.compared || a.*field.member == b.*field.member);
   });
-  if (a.subclass == nullptr || b.subclass == nullptr) return equal && a.subclass == b.subclass;
-  return equal && a.subclass->is_same_class(*b.subclass) && a.numbers == b.numbers;
+  return equal;
 }
 
 size_t hash_value(const KVCacheSpec& spec) {
@@ -355,7 +336,6 @@ size_t hash_value(const KVCacheSpec& spec) {
   for_each_field(spec.kind, [&](const auto& field) {
     if (field.compared) h = mix(h, hash_of(spec.*field.member));
   });
-  if (spec.subclass) h = mix(h, hash_of(spec.subclass->name()));
   return h;
 }
 
@@ -368,12 +348,10 @@ std::string to_string(const KVCacheSpec& spec) {
     if (s.back() != '(') s += ", ";
     s += std::string(field.name) + "=" + repr(spec.*field.member);
   });
-  if (spec.subclass) s += ", subclass=" + repr(spec.subclass->name());
   return s + ")";
 }
 
 int64_t num_heads(const KVCacheSpec& s) {
-  if (s.subclass) return s.numbers.num_heads;
   if (is_attention(s.kind)) return s.num_head_slots.value_or(s.num_kv_heads);
   if (is_hisparse(s.kind)) {
     throw Unsupported(name_of(s) + " has no [B, H, N, C] shape: it lays out its raw pages itself");
@@ -382,17 +360,12 @@ int64_t num_heads(const KVCacheSpec& s) {
 }
 
 int64_t num_states(const KVCacheSpec& s, int64_t kernel_block_size) {
-  if (s.subclass) {
-    if (kernel_block_size == s.block_size) return s.numbers.num_states;
-    throw Unsupported(s.subclass->name() + ": the states of a kernel block are not known");
-  }
   const TokensPerState& t = s.tokens_per_state;
   if (s.kind == SpecKind::kCustom || t.num <= 0) return 1;
   return checked::mul(kernel_block_size, t.den, "states of a block") / t.num;
 }
 
 int64_t state_content_size_bytes(const KVCacheSpec& s) {
-  if (s.subclass) return s.numbers.state_content_size_bytes;
   if (is_attention(s.kind)) {
     if (s.state_content_bytes) return *s.state_content_bytes;
     return checked::mul(checked::add(s.head_size, s.head_size_v, "K and V content"),
@@ -410,7 +383,6 @@ int64_t state_content_size_bytes(const KVCacheSpec& s) {
 }
 
 int64_t unpadded_page_size_bytes(const KVCacheSpec& s) {
-  if (s.subclass) return s.numbers.unpadded_page_size_bytes;
   if (is_hisparse(s.kind)) return s.page_size;
   // A Mamba page is its states, whatever `num_heads` says of their logical shape.
   if (s.kind == SpecKind::kMamba) return state_content_size_bytes(s);
@@ -419,7 +391,6 @@ int64_t unpadded_page_size_bytes(const KVCacheSpec& s) {
 }
 
 int64_t page_size_bytes(const KVCacheSpec& s) {
-  if (s.subclass) return s.numbers.page_size_bytes;
   const int64_t content = unpadded_page_size_bytes(s);
   if (content == 0 && !s.page_size_padded) {
     throw InconsistentSpec(name_of(s) + ": a block of " + std::to_string(s.block_size) +
@@ -437,7 +408,6 @@ int64_t page_size_bytes(const KVCacheSpec& s) {
 }
 
 int64_t get_block_stride_alignment(const KVCacheSpec& s) {
-  if (s.subclass) return s.numbers.block_stride_alignment;
   const BlockStrideAlignment& a = s.block_stride_alignment;
   if (a.kind == BlockStrideAlignment::Kind::kNone) return 1;
   require(s, "block_stride_alignment", kPositive, a.value);

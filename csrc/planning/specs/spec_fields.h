@@ -120,21 +120,4 @@ void for_each_field(SpecKind kind, Visitor&& visit) {
   }
 }
 
-/// One of a page's numbers: its name, where it lives, and the least that it may be.
-struct PageNumber {
-  const char* name;
-  int64_t PageNumbers::*member;
-  int64_t least;
-};
-/// Python, JSON and checks go through here.
-inline constexpr PageNumber kPageNumbers[] = {
-    {"num_heads", &PageNumbers::num_heads, 0},
-    {"num_states", &PageNumbers::num_states, 0},
-    {"state_content_size_bytes", &PageNumbers::state_content_size_bytes, 0},
-    {"unpadded_page_size_bytes", &PageNumbers::unpadded_page_size_bytes, 0},
-    {"real_page_size_bytes", &PageNumbers::real_page_size_bytes, 0},
-    {"page_size_bytes", &PageNumbers::page_size_bytes, 1},
-    {"block_stride_alignment", &PageNumbers::block_stride_alignment, 1},
-};
-
 }  // namespace kvplan

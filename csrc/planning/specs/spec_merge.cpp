@@ -196,10 +196,7 @@ size_t merge_key(const KVCacheSpec& spec) {
 
 KVCacheSpec merge(Specs specs) {
   if (specs.empty()) throw InvalidArgument("merge needs at least one spec");
-  KVCacheSpec merged = merge_as_first(specs);
-  // Its numbers may depend on a field that the merge has changed.
-  if (merged.subclass) finalize(merged);
-  return merged;
+  return merge_as_first(specs);
 }
 
 }  // namespace kvplan

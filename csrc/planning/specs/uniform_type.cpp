@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <unordered_map>
+
+#include "kvplan/checked.h"
 #include "kvplan/errors.h"
 #include "kvplan/spec.h"
 
@@ -35,6 +39,29 @@ bool is_uniform_with(const KVCacheSpec& first, const KVCacheSpec& other) {
     default:
       return uniform_type_base(other) == uniform_type_base(first);
   }
+}
+
+bool is_uniform_type(SpecList specs) {
+  if (specs.empty()) throw InvalidArgument("no layers to compare");
+  const KVCacheSpec& first = *specs[0];
+  for (const KVCacheSpec* s : specs) {
+    if (s->block_size != first.block_size || s->dcp_sharded != first.dcp_sharded) return false;
+  }
+  return std::all_of(specs.begin(), specs.end(),
+                     [&](const KVCacheSpec* s) { return is_uniform_with(first, *s); });
+}
+
+int64_t page_size_bytes(SpecList specs) {
+  int64_t bytes = 0;
+  for (const KVCacheSpec* s : specs) bytes = checked::add(bytes, page_size_bytes(*s), "page size");
+  return bytes;
+}
+
+int64_t max_layers_per_page_size(SpecList specs) {
+  std::unordered_map<int64_t, int64_t> counts;
+  int64_t most = 0;
+  for (const KVCacheSpec* s : specs) most = std::max(most, ++counts[page_size_bytes(*s)]);
+  return most;
 }
 
 }  // namespace kvplan

@@ -20,11 +20,20 @@ std::vector<SpecId> distinct_specs(const PlanningContext& ctx, const LayerSpecs&
   return distinct;
 }
 
-KVCacheSpec merge_specs(const PlanningContext& ctx, const std::vector<SpecId>& ids) {
+namespace {
+
+std::vector<const KVCacheSpec*> specs_of(const PlanningContext& ctx,
+                                         const std::vector<SpecId>& ids) {
   std::vector<const KVCacheSpec*> specs;
   specs.reserve(ids.size());
   for (SpecId id : ids) specs.push_back(&ctx.spec(id));
-  return merge(specs);
+  return specs;
+}
+
+}  // namespace
+
+KVCacheSpec merge_specs(const PlanningContext& ctx, const std::vector<SpecId>& ids) {
+  return merge(specs_of(ctx, ids));
 }
 
 bool may_share_group(const PlanningContext& ctx, SpecId first, SpecId other) {
@@ -48,17 +57,7 @@ bool is_kv_cache_spec_uniform(const PlanningContext& ctx, const LayerSpecs& laye
 }
 
 bool is_uniform_type(const PlanningContext& ctx, const LayerSpecs& layers) {
-  if (layers.empty()) throw InvalidArgument("no layers to compare");
-  const std::vector<SpecId> distinct = distinct_specs(ctx, layers);
-  const KVCacheSpec& first = ctx.spec(distinct[0]);
-  for (SpecId id : distinct) {
-    const KVCacheSpec& spec = ctx.spec(id);
-    if (spec.block_size != first.block_size || spec.dcp_sharded != first.dcp_sharded) return false;
-  }
-  for (SpecId id : distinct) {
-    if (!is_uniform_with(first, ctx.spec(id))) return false;
-  }
-  return true;
+  return is_uniform_type(specs_of(ctx, distinct_specs(ctx, layers)));
 }
 
 KVCacheGroup create_kv_cache_group(const PlanningContext& ctx, const LayerSpecs& layers) {
