@@ -52,7 +52,7 @@ for kind in static shared; do
   cmake -S "$source_dir/examples/cpp" -B "$work/examples-$kind" "${generator[@]}" \
     -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$prefix" > /dev/null
   cmake --build "$work/examples-$kind" > /dev/null
-  "$work/examples-$kind/decode"
+  "$work/examples-$kind/engine"
   "$work/examples-$kind/price_and_allocate"
 
   step "pkg-config, $kind"
