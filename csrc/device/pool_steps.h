@@ -34,8 +34,12 @@ KVPLAN_STEP void reset_pool_steps(Team& team, const Pool& pool) {
   });
 }
 
-/// Releases `id_at(0) .. id_at(count - 1)`. A block becomes free where its last holder in the batch
-/// is, so that the order does not depend on which thread comes first.
+/// In `ref_counts` while a release runs: the last holder has gone.
+inline constexpr int32_t kLastHolderGone = -(1 << 30);
+
+/// Releases `id_at(0) .. id_at(count - 1)`, fewer than 2^30. A block becomes free where the batch
+/// names it last, also if it is named more often than it has holders, so that the order does not
+/// depend on which thread comes first.
 template <class Team, class IdAt>
 KVPLAN_STEP void release_steps(Team& team, const Pool& pool, int64_t count, IdAt id_at) {
   const int64_t num_free = pool.state[kNumFree];
@@ -44,10 +48,12 @@ KVPLAN_STEP void release_steps(Team& team, const Pool& pool, int64_t count, IdAt
     team.for_each(count, [&](int64_t k) {
       const int32_t id = id_at(k);
       if (!is_block(pool, id)) return report_bad_id(team, pool, id);
-      if (team.fetch_add(&pool.ref_counts[id], -1) <= 0) {
+      const int32_t before = team.fetch_add(&pool.ref_counts[id], -1);
+      if (before == 1) {
+        team.fetch_add(&pool.ref_counts[id], kLastHolderGone);
+      } else if (before <= 0) {
         team.fetch_add(&pool.ref_counts[id], 1);
         team.fetch_or(&pool.state[kPoolErrors], kBlockNotInUse);
-        return;
       }
       team.fetch_max(&pool.last_use[id], static_cast<int32_t>(k) + 1);
     });
@@ -63,13 +69,16 @@ KVPLAN_STEP void release_steps(Team& team, const Pool& pool, int64_t count, IdAt
           return 0;
         }
         if (pool.ref_counts == nullptr) return 1;
-        return pool.ref_counts[id] == 0 && pool.last_use[id] == static_cast<int32_t>(k) + 1;
+        return pool.last_use[id] == static_cast<int32_t>(k) + 1 &&
+               pool.ref_counts[id] == kLastHolderGone;
       },
       [&](int64_t i, int64_t before, int64_t is_released) {
         if (is_released == 0) return;
+        const int32_t id = id_at(count - 1 - i);
+        if (pool.ref_counts != nullptr) pool.ref_counts[id] = 0;
         const int64_t place = num_free + before;
         if (place < num_usable) {
-          pool.free_ids[place] = id_at(count - 1 - i);
+          pool.free_ids[place] = id;
         } else {
           team.fetch_or(&pool.state[kPoolErrors], kTooManyFree);
         }

@@ -62,8 +62,8 @@ KVPLAN_STEP void reset_pool_steps(Team& team, const SlicedPool& pool) {
 }
 
 /// Releases `slice_at(0) .. slice_at(count - 1)`, fewer than 2^31. A large block changes its place
-/// where its last slice in the batch is, so that the order does not depend on which thread comes
-/// first.
+/// where the batch names a slice of it last, also if that was released before, so that the order
+/// does not depend on which thread comes first.
 template <class Team, class SliceAt>
 KVPLAN_STEP void release_steps(Team& team, const SlicedPool& pool, int64_t count,
                                SliceAt slice_at) {
@@ -82,6 +82,7 @@ KVPLAN_STEP void release_steps(Team& team, const SlicedPool& pool, int64_t count
       team.fetch_or(&pool.state[kPoolErrors], kBlockNotInUse);
       return;
     }
+    team.fetch_max(&pool.large[l].scratch, static_cast<int32_t>(k) + 1);
     bool ends = true;
     if (pool.ref_counts != nullptr) {
       int32_t* const holders = holders_of(pool, l, slice);
@@ -102,7 +103,6 @@ KVPLAN_STEP void release_steps(Team& team, const SlicedPool& pool, int64_t count
       team.fetch_add(&pool.large[l].num_used, -1);
       team.fetch_add(partly_free(pool, s.group), 1);
     }
-    team.fetch_max(&pool.large[l].scratch, static_cast<int32_t>(k) + 1);
   });
   // Two sums in one: large blocks that go back to the reserve, and those that are to be listed.
   constexpr int64_t kToReserve = int64_t{1} << 32;

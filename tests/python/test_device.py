@@ -21,26 +21,26 @@ def int32(values, device):
     return torch.tensor(values, dtype=torch.int32, device=device)
 
 
-EMULATED = os.environ.get("KVPLAN_EMULATED_CUDA")  # libemulated_kvplan_cuda.so
+PTX = os.environ.get("KVPLAN_PTX_CUDA")  # tests/cuda/ptx: libptx_block_ops_64.so
 
 
 @pytest.fixture(
     params=[
         *DEVICES,
         pytest.param(
-            "emulated",
-            marks=pytest.mark.skipif(not EMULATED, reason="KVPLAN_EMULATED_CUDA is not set"),
+            "ptx",
+            marks=pytest.mark.skipif(not PTX, reason="KVPLAN_PTX_CUDA is not set"),
         ),
     ]
 )
 def device(request, monkeypatch):
-    """Where the tensors are; emulated: on the CPU, and the kernels' own source works on them."""
+    """Where the tensors are; ptx: on the CPU, and the kernels' PTX works on them."""
     if request.param == "cuda" and not kd.is_cuda_built():
         pytest.skip("kvplan was built without its CUDA library")
-    if request.param != "emulated":
+    if request.param != "ptx":
         yield request.param
         return
-    monkeypatch.setattr(_core, "cpu_block_ops", lambda: _core.load_block_ops(EMULATED))
+    monkeypatch.setattr(_core, "cpu_block_ops", lambda: _core.load_block_ops(PTX))
     operations.ops_for.cache_clear()
     assert operations.ops_for("cpu").name == "cuda"
     yield "cpu"

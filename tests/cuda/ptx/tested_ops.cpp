@@ -1,5 +1,6 @@
-#include "kvplan/device/cuda_block_ops.h"
 #include "tested_ops.h"
+
+#include "kvplan/device/cuda_block_ops.h"
 
 namespace kvplan::cuda {
 

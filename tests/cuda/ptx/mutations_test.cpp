@@ -1,0 +1,122 @@
+// Whether the checks bite: the cases for a GPU fail, by a fault or by a difference from the CPU,
+// once a barrier is left out of a kernel, an atomic operation is none, or a store goes to the next
+// place.
+//
+// ptx_mutations_test [every n-th: 1]. What counts is a line of source in a kernel: it may have
+// become several instructions, and one of them must be found. Each try is a process of its own.
+// What no case reaches is counted; what is reached and not found is listed and makes the test fail.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "block_ops_cases.h"
+#include "runtime.h"
+
+namespace {
+
+constexpr int kReplays = 1;
+constexpr int kSteps = 6;
+
+using Kernel = ptx::Kernel;
+
+/// Whether a kernel can touch memory after an instruction.
+bool goes_on(const Kernel& kernel, size_t from) {
+  std::vector<bool> seen(kernel.code.size());
+  std::vector<size_t> next{from + 1};
+  while (!next.empty()) {
+    const size_t at = next.back();
+    next.pop_back();
+    if (at >= kernel.code.size() || seen[at]) continue;
+    seen[at] = true;
+    const ptx::Instruction& i = kernel.code[at];
+    if (i.op == ptx::Op::kLoad || i.op == ptx::Op::kStore || i.op == ptx::Op::kAtomic) {
+      if (i.space != ptx::Space::kParameter) return true;
+    }
+    if (i.jump >= 0) next.push_back(static_cast<size_t>(i.jump));
+    if (i.predicate >= 0 || (i.op != ptx::Op::kBranch && i.op != ptx::Op::kReturn)) {
+      next.push_back(at + 1);
+    }
+  }
+  return false;
+}
+
+bool can_change(const Kernel& kernel, size_t at) {
+  const ptx::Instruction& i = kernel.code[at];
+  return (i.op == ptx::Op::kBarrier && goes_on(kernel, at)) || i.op == ptx::Op::kAtomic ||
+         (i.op == ptx::Op::kStore && i.space == ptx::Space::kGlobal);
+}
+
+void change(ptx::Instruction& i, bool drop) {
+  if (drop) {
+    i.op = ptx::Op::kNothing;
+  } else if (i.op == ptx::Op::kAtomic) {
+    i.is_atomic = false;
+  } else {
+    i.sources[1].immediate += static_cast<int64_t>((i.sources.size() - 2) * size_of(i.type));
+  }
+}
+
+/// Runs the cases in another process; true if they pass.
+template <class Before>
+bool passes(Before before) {
+  const pid_t child = fork();
+  if (child == 0) {
+    if (std::freopen("/dev/null", "w", stderr) == nullptr) std::_Exit(2);
+    before();
+    run_block_ops_cases(kReplays, kSteps);
+    std::_Exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const size_t every = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
+  run_block_ops_cases(kReplays, kSteps);  // what is reached
+  std::map<std::tuple<std::string, ptx::Op, int, int>, std::vector<ptx::Instruction*>> lines;
+  for (auto& [name, kernel] : ptx::program().kernels) {
+    for (size_t at = 0; at < kernel.code.size(); ++at) {
+      ptx::Instruction& i = kernel.code[at];
+      if (!can_change(kernel, at)) continue;
+      lines[{i.op == ptx::Op::kBarrier ? "all kernels" : name, i.op, i.file, i.line}].push_back(&i);
+    }
+  }
+  size_t number = 0;
+  size_t tried = 0;
+  size_t survived = 0;
+  size_t not_reached = 0;
+  for (auto& [line, places] : lines) {
+    std::erase_if(places, [](const ptx::Instruction* i) { return !i->is_reached; });
+    if (places.empty()) {
+      ++not_reached;
+      continue;
+    }
+    if (number++ % every != 0) continue;
+    ++tried;
+    if (std::any_of(places.begin(), places.end(), [](ptx::Instruction* i) {
+          const bool is_barrier = i->op == ptx::Op::kBarrier;
+          return !passes([&] { change(*i, is_barrier); }) ||
+                 (i->op == ptx::Op::kStore && !passes([&] { change(*i, true); }));
+        })) {
+      continue;
+    }
+    ++survived;
+    const ptx::Instruction& i = *places[0];
+    std::printf("not found: %s:%d %s, in %s\n", ptx::program().files[i.file].c_str(), i.line,
+                i.text.c_str(), std::get<0>(line).c_str());
+    std::fflush(stdout);
+  }
+  std::printf("%zu of %zu lines tried, %zu not found; %zu not reached\n", tried, number, survived,
+              not_reached);
+  return survived == 0 ? 0 : 1;
+}
