@@ -1,6 +1,7 @@
 """A file of one kind given where another is meant: its name, and where it belongs."""
 
 import json
+from pathlib import Path
 
 import pytest
 from cli_runner import run
@@ -8,6 +9,7 @@ from cli_runner import run
 from kvplan.offline.cli.failures import BAD_INPUT, FITS
 from kvplan.offline.cli.file_kinds import file_kind
 
+LOGS = sorted((Path(__file__).parents[1] / "data" / "startup_logs").glob("*.log"))
 LOG = "(EngineCore pid=1) INFO 12-01 10:00:00 [core.py:1] Available KV cache memory: 12.0 GiB\n"
 
 
@@ -32,6 +34,11 @@ def test_kinds(files, tmp_path):
     assert file_kind(tmp_path / "none") is None
 
 
+@pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
+def test_a_log_of_any_runtime(log):
+    assert file_kind(log) == "log"
+
+
 @pytest.mark.parametrize(
     ("wanted", "command"),
     [
@@ -40,6 +47,7 @@ def test_kinds(files, tmp_path):
         ("request", ("plan", "--request", "{}")),
         ("plan", ("check", "{}")),
         ("bench", ("bench", "--compare", "{}")),
+        ("log", ("log", "{}")),
     ],
 )
 @pytest.mark.parametrize("given", ["plan", "request", "bench", "model", "log"])
@@ -55,7 +63,7 @@ def test_every_kind_where_another_is_meant(wanted, command, given, files):
         "request": f"use --request {files['request']}",
         "bench": "'kvplan bench --compare' takes it",
         "model": "give it as MODEL",
-        "log": "--memory",
+        "log": f"'kvplan log {files['log']}' explains it",
     }
     assert uses[given] in message
 

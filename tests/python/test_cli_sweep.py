@@ -357,6 +357,38 @@ def test_a_gpu_has_its_defaults_and_each_stage_its_own_memory(tmp_path):
         assert row["memory_bytes"] == min(w["available_bytes"] for w in answer["workers"])
 
 
+def test_a_line_stands_for_its_options(tmp_path):
+    line = ("vllm", "serve", "gemma-3-27b", "-tp", "2", "--max-model-len", "32k", "--block-size")
+    line += ("32", "--no-async-scheduling", "--gpu-memory-utilization", "0.5", "--seed", "7")
+    rows = sweep_rows(tmp_path, "--gpu", "H100,H200", "--kv-cache-dtype", "auto,fp8", "--", *line)
+    assert len(rows) == 4
+    for row in rows:
+        own = ("--gpu", row["gpu"], "--kv-cache-dtype", row["kv_cache_dtype"], "--json")
+        answer = json.loads(run("plan", *own, "--", *line).stdout)
+        assert (row["model"], row["tp"], row["block_size"]) == ("gemma-3-27b", 2, 32)
+        assert row["num_blocks"] == answer["num_blocks"]
+        assert row["steady_concurrency"] == answer["steady_concurrency"]
+
+
+def test_as_many_sequences_as_a_recurrent_model_has_blocks(tmp_path):
+    args = ("qwen3.5-27b", "--gpu", "H100", "--weights", "54.7GB")
+    (row,) = sweep_rows(tmp_path, *args)
+    assert not row["fits"]
+    assert "--max-num-seqs" in row["error"]
+    (row,) = sweep_rows(tmp_path, *args, "--max-num-seqs", "64")
+    assert row["fits"]
+
+
+def test_requests_that_the_null_block_leaves_room_for(tmp_path):
+    args = ("llama-3.1-8b", "--memory", "8GiB", "--max-model-len", "16384")
+    (row,) = sweep_rows(tmp_path, *args)
+    assert (row["max_concurrency"], row["usable_concurrency"]) == (4.0, 4095 / 1024)
+    answer = json.loads(run("explain", *args, "--json").stdout)
+    assert answer["usable_concurrency"] == answer["by_length"][-1]["usable_concurrency"]
+    assert "3.99 without the null block" in " ".join(run("explain", *args).stdout.split())
+    assert "requests (usable)" in run("diff", "llama-3.1-8b", "--tp 2", *args[1:]).stdout
+
+
 def test_a_recorded_request(tmp_path):
     recorded = tmp_path / "rec.json"
     run("plan", "gemma-3-27b", "--memory", "30GiB", "--write-request", recorded)
@@ -375,6 +407,6 @@ def test_a_recorded_request(tmp_path):
 def sweep_rows(folder, *args):
     """The rows of a sweep as objects."""
     path = folder / "rows.json"
-    result = run("sweep", *args, "-o", path, "--quiet")
+    result = run("sweep", "-o", path, "--quiet", *args)
     assert result.exit_code == FITS, result.stderr
     return json.loads(path.read_text())

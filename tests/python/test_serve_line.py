@@ -256,9 +256,9 @@ def test_what_stands_before_the_line_overrides_it():
 
 
 def test_a_command_that_takes_no_line_says_so():
-    result = run("sweep", "--memory", "30GiB", "--", "vllm", "serve", "llama-3.1-8b")
+    result = run("models", "--", "vllm", "serve", "llama-3.1-8b")
     assert result.exit_code == BAD_INPUT
-    assert "kvplan sweep takes no vllm serve line" in result.stderr
+    assert "kvplan models takes no vllm serve line" in result.stderr
 
 
 def test_lines_side_by_side():

@@ -383,7 +383,7 @@ def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Quest
             "give the memory for the KV cache of each GPU, e.g. --memory 60GiB: what is left of "
             "the GPU's memory beside weights and activations; or estimate it with --gpu H100"
         )
-    options = _given(values, (*_model_option_names(values), *_ANYWHERE))
+    options = given_values(values, (*model_option_names(values), *_ANYWHERE))
     if values["gpu"] is not None:
         tokens = defaults_for(values["gpu"]).max_num_batched_tokens
         options.setdefault("max_num_batched_tokens", tokens)
@@ -394,7 +394,7 @@ def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Quest
             **options, kv_cache_layout=layout_for(values["grouping"], values["layout"])
         ),
         memory=values["memory"] or (),
-        config_changes=_given(values, _CONFIG_FIELDS),
+        config_changes=given_values(values, _CONFIG_FIELDS),
         max_concurrent_batches=values["max_concurrent_batches"],
         estimate=estimate_of(values),
         max_num_seqs=_sequences(values),
@@ -460,11 +460,13 @@ _CONFIG_FIELDS = (
 _ANYWHERE = ("max_model_len", "max_num_batched_tokens")
 
 
-def _given(values: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def given_values(values: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Those of the parameters that have a value."""
     return {name: values[name] for name in names if values[name] is not None}
 
 
-def _model_option_names(values: dict[str, Any]) -> list[str]:
+def model_option_names(values: dict[str, Any]) -> list[str]:
+    """Parameters that are `ModelOptions`, but those that a recorded request can change as well."""
     from kvplan.offline.models import ModelOptions
 
     names = (field.name for field in dataclasses.fields(ModelOptions))
@@ -477,7 +479,7 @@ def _request_question(values: dict[str, Any]) -> RequestQuestion:
     if values["model"] is not None:
         raise BadInput(f"give a model ({values['model']}) or --request, not both")
     ctx = click.get_current_context()
-    model_options = {*_model_option_names(values)} - {"async_scheduling"}
+    model_options = {*model_option_names(values)} - {"async_scheduling"}
     for parameter in ctx.command.params:
         name = parameter.name or ""
         given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
@@ -494,7 +496,7 @@ def _request_question(values: dict[str, Any]) -> RequestQuestion:
     path = values["request_file"]
     refuse_other_kind(path, "request")
     request = requests.load(path)
-    changes = _given(values, _CONFIG_FIELDS)
+    changes = given_values(values, _CONFIG_FIELDS)
     recorded = request.planning_config()
     refuse_unheeded(values, values["grouping"] or recorded.grouping)
     if values["layout"]:

@@ -77,6 +77,7 @@ def _by_length(question: Question, longest: int, fits: bool) -> list[dict[str, A
                 "length": length,
                 "request_bytes": plan.request_bytes,
                 "max_concurrency": real.max_concurrency if real else None,
+                "usable_concurrency": real.usable_concurrency if real else None,
                 "steady_concurrency": real.steady_concurrency if real else None,
             }
         )

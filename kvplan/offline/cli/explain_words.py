@@ -136,7 +136,8 @@ def _pool(actual: kvplan.Plan) -> str:
     return (
         f"The memory holds {actual.num_blocks:,} blocks, one of them the null block: "
         f"{actual.max_concurrency:,.2f} such requests at once if each is charged all tokens in "
-        f"flight (vLLM's figure), {floor_hundredths(actual.steady_concurrency)} if they are "
+        f"flight (vLLM's figure), {floor_hundredths(actual.usable_concurrency)} without the "
+        f"null block, {floor_hundredths(actual.steady_concurrency)} if tokens in flight are "
         f"counted once per engine. Block ids up to {actual.max_safe_block_id_bytes:,} lie below "
         f"2**31 bytes, those up to {actual.max_safe_block_id_elements:,} below 2**31 elements."
     )
@@ -145,13 +146,14 @@ def _pool(actual: kvplan.Plan) -> str:
 def _length_table(rows: list[dict[str, Any]]) -> list[str]:
     columns = [("tokens", 12), ("one request", 13)]
     if any(row["max_concurrency"] is not None for row in rows):
-        columns += [("at once", 10), ("steady", 10)]
+        columns += [("at once", 10), ("usable", 10), ("steady", 10)]
     lines = ["  ".join(f"{name:>{width}}" for name, width in columns)]
     for row in rows:
         cells = [f"{row['length']:,}", format_size(row["request_bytes"])]
-        vllm, steady = row["max_concurrency"], row["steady_concurrency"]
+        vllm, usable = row["max_concurrency"], row["usable_concurrency"]
         cells += ["-" if vllm is None else f"{vllm:,.2f}"]
-        cells += ["-" if steady is None else floor_hundredths(steady)]
+        for held in (usable, row["steady_concurrency"]):
+            cells += ["-" if held is None else floor_hundredths(held)]
         shown = zip(cells, columns, strict=False)
         lines.append("  ".join(f"{cell:>{width}}" for cell, (_, width) in shown))
     return lines
@@ -163,6 +165,7 @@ def bill_dict(given: PlannerInput, plan: kvplan.Plan, actual: kvplan.Plan | None
         "num_blocks",
         "usable_blocks",
         "max_concurrency",
+        "usable_concurrency",
         "capacity_tokens",
         "usable_capacity_tokens",
         "steady_concurrency",

@@ -9,7 +9,8 @@ from kvplan.offline.cli.failures import BadInput
 
 #: Bytes in which every kind shows itself.
 _HEAD = 1 << 14
-_LOG_LINE = re.compile(rb"^(\S*\(.*?\) *)?(INFO|WARNING|ERROR|DEBUG) \d\d-\d\d ", re.M)
+#: Whatever a container runtime or a terminal has put in front of it.
+_LOG_LINE = re.compile(rb"\b(INFO|WARNING|ERROR|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d ")
 
 #: Of each kind: what it is called, and what takes it.
 KINDS = {
@@ -17,7 +18,7 @@ KINDS = {
     "request": ("a recorded request", "use --request {path}"),
     "bench": ("a result of 'kvplan bench'", "'kvplan bench --compare' takes it"),
     "model": ("a model's config", "give it as MODEL"),
-    "log": ("a log of vLLM", "its 'Available KV cache memory' is a --memory"),
+    "log": ("a log of vLLM", "'kvplan log {path}' explains it"),
 }
 
 

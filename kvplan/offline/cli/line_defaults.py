@@ -31,6 +31,8 @@ def take_line(ctx: click.Context, command: click.Command, args: list[str]) -> li
         return args
     own, line, defaults = without_line(args)
     if line is not None:
+        if any(parameter.name == "models" for parameter in command.params):
+            defaults["models"] = (defaults.pop("model"),)
         ctx.default_map = {**(ctx.default_map or {}), command.name or "": defaults}
         ctx.meta[_LINE] = line
     return own
@@ -65,7 +67,8 @@ def line_given() -> ServeLine | None:
 
 def _plans(command: click.Command) -> bool:
     """Whether a command takes a deployment."""
-    return {"model", "tensor_parallel_size"} <= {parameter.name for parameter in command.params}
+    names = {parameter.name for parameter in command.params}
+    return "tensor_parallel_size" in names and not names.isdisjoint(("model", "models"))
 
 
 def _say_what_is_not_planned(deployment: Deployment) -> None:

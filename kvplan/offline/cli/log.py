@@ -11,6 +11,7 @@ import click
 
 from kvplan.offline.budget.gpus import find_gpu
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_stderr
+from kvplan.offline.cli.file_kinds import refuse_other_kind
 from kvplan.offline.cli.param_types import IntegerIn, ModelName, Parsed
 from kvplan.offline.cli.pictures import CHART_HELP
 
@@ -109,6 +110,7 @@ def _start(file: str, number: int | None) -> tuple[Any, int]:
         path = Path(file)
         if path.is_dir():
             raise BadInput(f"{file} is a directory; give a log file, or - for stdin")
+        refuse_other_kind(path, "log")
         with path.open("rb") as stream:
             if stream.read(2) == b"\x1f\x8b":
                 raise BadInput(f"{file} is compressed; give it as: zcat {file} | kvplan log -")

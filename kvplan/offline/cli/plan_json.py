@@ -27,6 +27,7 @@ _NUMBERS = (
     "bytes_per_token",
     "next_token_bytes",
     "max_concurrency",
+    "usable_concurrency",
     "capacity_tokens",
     "usable_capacity_tokens",
     "steady_concurrency",

@@ -259,7 +259,7 @@ class RequestQuestion(Question):
         if isinstance(self.request.source, str):
             facts["recorded by"] = self.request.source
         label = self.request.model if isinstance(self.request.model, str) else self.source
-        return PlannerInput(label, config, specs, memory, facts, self.replicas)
+        return PlannerInput(label, config, specs, memory, facts, replicas=self.replicas)
 
     def with_options(self, **changes: Any) -> None:
         """None: a recorded request's specs are fixed."""

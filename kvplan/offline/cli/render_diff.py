@@ -59,6 +59,7 @@ ROWS = (
             ("tokens (usable)", lambda given, plan: plan.usable_capacity_tokens, _number),
             ("tokens (steady)", lambda given, plan: plan.steady_capacity_tokens, _number),
             ("requests (vLLM)", lambda given, plan: plan.max_concurrency, _number),
+            ("requests (usable)", lambda given, plan: plan.usable_concurrency, floor_hundredths),
             ("requests (steady)", lambda given, plan: plan.steady_concurrency, floor_hundredths),
         )
     ),

@@ -186,6 +186,7 @@ def _answer(
         "requested_max_model_len": _requested(question, plan),
         "max_model_len": plan.max_model_len,
         "max_concurrency": plan.max_concurrency if plan.groups else None,
+        "usable_concurrency": plan.usable_concurrency if plan.groups else None,
         "steady_concurrency": plan.steady_concurrency if plan.groups else None,
     }
 

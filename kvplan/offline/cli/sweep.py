@@ -14,7 +14,12 @@ from kvplan.offline.cli import value_lists
 from kvplan.offline.cli.deployment_options import (
     ESTIMATE_OPTIONS,
     GROUPINGS,
+    MODEL_OPTIONS,
+    PLANNER_OPTIONS,
+    SERVER_OPTIONS,
     estimate_of,
+    given_values,
+    model_option_names,
     preset_options,
 )
 from kvplan.offline.cli.failures import FITS, INTERRUPTED, BadInput
@@ -33,14 +38,16 @@ EPILOG = """\b
 Examples:
   kvplan sweep gemma-3-27b --memory 10GiB:80GiB:1GiB --tp 1,2,4 -o gemma.csv
   kvplan sweep llama-3.1-70b --gpu H100,H200 --weights 141GB --tp 4,8
+  kvplan sweep --gpu H100,H200 --tp 1,2 -- vllm serve gemma-3-27b --max-num-seqs 64
   kvplan sweep --request recorded.json --memory 20GiB:40GiB:1GiB
   kvplan sweep llama-3.1-70b gpt-oss-120b --memory 40GiB --kv-cache-dtype auto,fp8
   kvplan sweep gemma-3-27b --memory 40GiB --max-model-len 8K:128K:8K --grouping vllm,compact \\
       --plot lines.svg -o lines.csv
 
 \b
-Every option takes a list, and numbers take ranges START:STOP:STEP with both ends included. Each
-combination is one row; what does not fit is a row, too, with the reason.
+The options from --memory to --grouping take lists, and numbers take ranges START:STOP:STEP with
+both ends included. Each combination is one row; what does not fit is a row, too, with the reason.
+Other options are the same for all rows. Those before a vllm serve line override its own.
 
 Exit codes: 0 all rows are written, 2 the input is wrong, 130 interrupted (rows so far are kept).
 """
@@ -58,10 +65,28 @@ def _plotted() -> Sequence[str]:
     return tuple(PLOTTED)
 
 
-def _estimate_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What goes into an estimate beside the GPU itself."""
-    for option in reversed(ESTIMATE_OPTIONS[2:]):
-        function = option(function)
+#: Options of 'kvplan plan' that are the same for all rows.
+_SHARED = (
+    *("pipeline_layer_partition", "kv_cache_dtype_skip_layers", "mamba_cache_dtype"),
+    *("mamba_ssm_cache_dtype", "mamba_block_size", "dtype", "attention_backend"),
+    *("speculative_config", "hf_overrides", "disable_hybrid_kv_cache_manager"),
+    *("enable_prefix_caching", "async_scheduling", "num_gpu_blocks_override", "layout"),
+    *("max_groups", "gpu_memory_utilization", "weights", "weights_per_gpu", "overhead"),
+    *("enforce_eager", "enable_expert_parallel", "vllm_version", "max_num_seqs", "replicas"),
+    "quantization",
+)
+
+
+def _shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that are the same for all rows."""
+
+    def all_options() -> None: ...
+
+    for option in (*MODEL_OPTIONS, *PLANNER_OPTIONS, *ESTIMATE_OPTIONS, *SERVER_OPTIONS):
+        option(all_options)
+    by_name = {option.name: option for option in all_options.__click_params__}  # type: ignore[attr-defined]
+    own = function.__dict__.setdefault("__click_params__", [])
+    own += [by_name[name] for name in reversed(_SHARED)]
     return function
 
 
@@ -69,16 +94,30 @@ def _estimate_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("models", nargs=-1)
 @click.option("--memory", type=SIZES, help="Sizes for the KV cache of each GPU.")
 @click.option("--gpu", type=NAMES, help="Instead of --memory, estimate it for each of these GPUs.")
-@_estimate_options
 @click.option(
-    "--request",
-    "request_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Plan a recorded request instead of models.",
+    "--tp",
+    "--tensor-parallel-size",
+    "tensor_parallel_size",
+    type=RANKS,
+    default="1",
+    help="Tensor parallel ranks.",
 )
-@click.option("--tp", type=RANKS, default="1", help="Tensor parallel ranks.")
-@click.option("--pp", type=RANKS, default="1", help="Pipeline stages.")
-@click.option("--dcp", type=RANKS, default="1", help="Decode context parallel ranks.")
+@click.option(
+    "--pp",
+    "--pipeline-parallel-size",
+    "pipeline_parallel_size",
+    type=RANKS,
+    default="1",
+    help="Pipeline stages.",
+)
+@click.option(
+    "--dcp",
+    "--decode-context-parallel-size",
+    "decode_context_parallel_size",
+    type=RANKS,
+    default="1",
+    help="Decode context parallel ranks.",
+)
 @click.option("--max-model-len", type=LENGTHS, help="Tokens, or auto; the default is the model's.")
 @click.option("--kv-cache-dtype", type=NAMES, default="auto", help="E.g. auto,fp8.")
 @click.option("--block-size", type=COUNTS, help="Tokens of a block.")
@@ -89,8 +128,13 @@ def _estimate_options(function: Callable[..., Any]) -> Callable[..., Any]:
     help="Tokens of one step.  [default: 8192, or with --gpu vLLM's for it]",
 )
 @click.option("--grouping", type=NAMES, default="vllm", help=f"Of {', '.join(GROUPINGS)}.")
-@click.option("--max-groups", type=IntegerIn(min=1), help="For compact grouping.")
-@click.option("--attention-backend", help="The same for all, as for vLLM.")
+@_shared_options
+@click.option(
+    "--request",
+    "request_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Plan a recorded request instead of models.",
+)
 @click.option(
     "-o",
     "--output",
@@ -185,29 +229,35 @@ def _grid(values: dict[str, Any]) -> Any:
         refuse_other_kind(model, "model")
         warn_if_shadowed(model)
         _ = models.load(model).architecture
-    if values["gpu"] and option_given("max_num_batched_tokens") is None:
+    if values["gpu"] and not _is_given("max_num_batched_tokens"):
         values["max_num_batched_tokens"] = [None]  # each GPU's own
-    shared: dict[str, Any] = {}
-    if values["attention_backend"]:
-        shared["attention_backend"] = values["attention_backend"]
-    config = {"max_groups": values["max_groups"]} if values["max_groups"] else {}
+    axes = {
+        "tensor_parallel_size": values["tensor_parallel_size"],
+        "pipeline_parallel_size": values["pipeline_parallel_size"],
+        "decode_context_parallel_size": values["decode_context_parallel_size"],
+        "kv_cache_dtype": values["kv_cache_dtype"],
+        "block_size": values["block_size"] or [None],
+        "max_num_batched_tokens": values["max_num_batched_tokens"],
+    }
+    shared = [name for name in model_option_names(values) if name not in axes]
     return Grid(
         models=list(values["models"]),
-        options={
-            "tensor_parallel_size": values["tp"],
-            "pipeline_parallel_size": values["pp"],
-            "decode_context_parallel_size": values["dcp"],
-            "kv_cache_dtype": values["kv_cache_dtype"],
-            "block_size": values["block_size"] or [None],
-            "max_num_batched_tokens": values["max_num_batched_tokens"],
-        },
+        options=axes,
         groupings=values["grouping"],
         memory=values["memory"] or [],
         gpus=_gpus(values),
         lengths=values["max_model_len"] or [None],
-        shared=shared,
-        config=config,
+        shared=given_values(values, shared),
+        config=given_values(values, ("max_groups", "num_gpu_blocks_override")),
+        layout=values["layout"],
+        max_num_seqs=values["max_num_seqs"],
     )
+
+
+def _is_given(name: str) -> bool:
+    """Whether the command line, a line or a preset gives this parameter."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is not click.core.ParameterSource.DEFAULT
 
 
 def _gpus(values: dict[str, Any]) -> dict[str, list[Estimated]]:
@@ -221,15 +271,19 @@ def _gpus(values: dict[str, Any]) -> dict[str, list[Estimated]]:
                 gpu = find_gpu(name)
             except ValueError as error:
                 raise BadInput(f"--gpu: {error}") from None
-            estimate = estimate_of(values | {"gpu": gpu, "replicas": 1})
+            estimate = estimate_of(values | {"gpu": gpu})
             assert estimate is not None
-            batch = defaults_for(gpu).max_num_batched_tokens
-            found.setdefault(model, []).append(Estimated(name, estimate, gpu.capability, batch))
+            defaults = defaults_for(gpu)
+            found.setdefault(model, []).append(
+                Estimated(
+                    name,
+                    estimate,
+                    gpu.capability,
+                    defaults.max_num_batched_tokens,
+                    defaults.max_num_seqs,
+                )
+            )
     return found
-
-
-#: Options that change the specs of a model; by parameter name.
-_MODEL_OPTIONS = ("tp", "pp", "dcp", "kv_cache_dtype", "block_size", "attention_backend", "gpu")
 
 
 def _request_grid(values: dict[str, Any]) -> Any:
@@ -238,7 +292,7 @@ def _request_grid(values: dict[str, Any]) -> Any:
 
     if values["models"]:
         raise BadInput(f"give models ({', '.join(values['models'])}) or --request, not both")
-    for name in _MODEL_OPTIONS:
+    for name in (*model_option_names(values), "gpu", "layout", "max_num_seqs"):
         option = option_given(name)
         if option is not None:
             raise BadInput(
@@ -248,7 +302,7 @@ def _request_grid(values: dict[str, Any]) -> Any:
     refuse_other_kind(path, "request")
     recorded = requests.load(path).planning_config()
     batches: list[int] = values["max_num_batched_tokens"]
-    if option_given("max_num_batched_tokens") is None:
+    if not _is_given("max_num_batched_tokens"):
         batches = [recorded.max_in_flight_tokens // recorded.max_concurrent_batches]
     return Grid(
         models=[str(path)],
@@ -263,7 +317,7 @@ def _request_grid(values: dict[str, Any]) -> Any:
         groupings=values["grouping"],
         memory=values["memory"],
         lengths=values["max_model_len"] or [None],
-        config={"max_groups": values["max_groups"]} if values["max_groups"] else {},
+        config=given_values(values, ("max_groups", "num_gpu_blocks_override")),
         is_request=True,
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import kvplan
 from kvplan.offline.cli.deployment_options import layout_for
+from kvplan.offline.cli.failures import DoesNotFit
 from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question, RequestQuestion
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ ANSWERS = (
     "fixed_bytes_per_request",
     "bytes_per_token",
     "max_concurrency",
+    "usable_concurrency",
     "capacity_tokens",
     "usable_capacity_tokens",
     "steady_concurrency",
@@ -50,7 +52,7 @@ ANSWERS = (
 )
 COLUMNS = (*KEYS, *ANSWERS)
 _TEXT = ("model", "kv_cache_dtype", "grouping", "gpu", "asked_max_model_len", "error")
-_FLOATS = ("bytes_per_token", "max_concurrency", "steady_concurrency")
+_FLOATS = ("bytes_per_token", "max_concurrency", "usable_concurrency", "steady_concurrency")
 #: The type of each column's values; "auto" makes the asked length text.
 COLUMN_TYPES: dict[str, type] = {
     name: str if name in _TEXT else float if name in _FLOATS else bool if name == "fits" else int
@@ -70,12 +72,14 @@ class Estimated:
         estimate: What it has left for the cache.
         capability: CUDA compute capability, if it has one.
         max_num_batched_tokens: Tokens of a step that vLLM takes on it by default.
+        max_num_seqs: Sequences that vLLM starts for on it by default.
     """
 
     name: str
     estimate: GpuBudget
     capability: tuple[int, ...] | None
     max_num_batched_tokens: int
+    max_num_seqs: int
 
 
 Memory = int | Estimated
@@ -94,6 +98,8 @@ class Grid:
         lengths: Tokens of the longest request, "auto", or None for the model's.
         shared: Options that are the same for all.
         config: `PlanningConfig` fields that are the same for all.
+        layout: The KV cache layout asked for.
+        max_num_seqs: Sequences that the engine is started for; None for the GPU's default.
         is_request: Whether the one model is a recorded request's file.
     """
 
@@ -105,6 +111,8 @@ class Grid:
     shared: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     gpus: dict[str, list[Estimated]] = field(default_factory=dict)
+    layout: str | None = None
+    max_num_seqs: int | None = None
     is_request: bool = False
 
     def memory_of(self, model: str) -> Sequence[Memory]:
@@ -126,19 +134,17 @@ class Grid:
                 options = dict(zip(self.options, values, strict=True))
                 points = itertools.product(self.groupings, self.lengths, self.memory_of(model))
                 while rows := list(itertools.islice(points, CHUNK)):
-                    yield Chunk(model, options, self.shared, self.config, rows, self.is_request)
+                    yield Chunk(self, model, options, rows)
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Plans of one deployment: (grouping, length, memory) each."""
 
+    grid: Grid
     model: str
     options: dict[str, Any]
-    shared: dict[str, Any]
-    config: dict[str, Any]
     points: list[tuple[str, int | str | None, Memory]]
-    is_request: bool = False
 
     def plan(self) -> list[tuple[Any, ...]]:
         """A row of `COLUMNS` for each point; what cannot be planned says why."""
@@ -156,7 +162,7 @@ class Chunk:
         known: dict[Any, Any] = {}  # by layout, capability and batch
         for grouping, length, memory in self.points:
             gpu = memory if isinstance(memory, Estimated) else None
-            which = (length, layout_for(grouping, None), gpu and gpu.name)
+            which = (length, layout_for(grouping, self.grid.layout), gpu and gpu.name)
             if which not in inputs:
                 try:
                     inputs[which] = self._question(length, which[1], gpu, known).planner_input()
@@ -193,9 +199,10 @@ class Chunk:
         """The question of one length, layout and GPU; `known` saves finding a model anew."""
         from kvplan.offline import models
 
-        if self.is_request:
+        grid = self.grid
+        if grid.is_request:
             question: Question = RequestQuestion(_load_request(self.model), self.model, (1,))
-            question = question.with_config(**self.config)
+            question = question.with_config(**grid.config)
             if layout is not None:
                 question = question.with_config(kv_cache_layout=layout)
             question = question.with_batch(self.options["max_num_batched_tokens"])
@@ -205,7 +212,7 @@ class Chunk:
         capability = gpu.capability if gpu is not None else None
         device = {} if capability is None else {"device_capability": capability}
         options = models.ModelOptions(
-            **(self.options | self.shared | device | {"max_num_batched_tokens": self._batch(gpu)}),
+            **(self.options | grid.shared | device | {"max_num_batched_tokens": self._batch(gpu)}),
             max_model_len=length,
             kv_cache_layout=layout,
         )
@@ -214,8 +221,9 @@ class Chunk:
             _load(self.model),
             options,
             () if gpu is not None else (1,),
-            self.config,
+            grid.config,
             estimate=None if gpu is None else gpu.estimate,
+            max_num_seqs=grid.max_num_seqs or (None if gpu is None else gpu.max_num_seqs),
             known=known.get(which),
         )
         known[which] = found.model_input()
@@ -252,12 +260,12 @@ def _plan(given: PlannerInput, grouping: str, memory: list[int]) -> tuple[Any, .
         config = given.config
         if grouping != config.grouping:
             config = config.replace(grouping=grouping)
-        plan = kvplan.plan(config, given.kv_cache_specs, memory)
+        plan = dataclasses.replace(given, config=config, available_memory=memory).plan()
         if not plan.groups:
             return _failed("this model has no layer with a KV cache")
         numbers = (getattr(plan, name) for name in _PLAN_FIELDS)
         return (True, len(plan.groups), *numbers, None, None)
     except kvplan.NotEnoughMemory as error:
         return _failed(str(error), error.estimated_max_len)
-    except kvplan.PlanningError as error:
+    except (kvplan.PlanningError, DoesNotFit) as error:
         return _failed(str(error))

@@ -16,6 +16,7 @@ PLOTTED = {
     "usable_capacity_tokens": "tokens in the KV cache, without the null block",
     "steady_capacity_tokens": "tokens in the KV cache of a running server",
     "max_concurrency": "requests of the full length at once",
+    "usable_concurrency": "requests of the full length at once, without the null block",
     "steady_concurrency": "requests at once in a running server",
     "max_model_len": "tokens of the longest request",
     "request_bytes": "bytes of one request",
