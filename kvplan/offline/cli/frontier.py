@@ -92,11 +92,13 @@ def _as_dict(
         described["estimated_step_seconds"] = point.num_groups * STEP_SECONDS_PER_GROUP
         if memory is not None:
             described["capacity_tokens"] = tokens_in_memory(curve, point, memory)
+            described["usable_capacity_tokens"] = tokens_in_memory(curve, point, memory, 1)
     answer["sliced"] = None
     if sliced is not None:
         answer["sliced"] = sliced_to_dict(sliced)
         answer["sliced"]["estimated_step_seconds"] = sliced.num_groups * STEP_SECONDS_PER_GROUP
         if memory is not None:
-            tokens = sliced_tokens_in_memory(curve, sliced, memory)
-            answer["sliced"]["capacity_tokens"] = tokens
+            found = answer["sliced"]
+            found["capacity_tokens"] = sliced_tokens_in_memory(curve, sliced, memory)
+            found["usable_capacity_tokens"] = sliced_tokens_in_memory(curve, sliced, memory, 1)
     return answer

@@ -14,15 +14,22 @@ if TYPE_CHECKING:
     from kvplan import Frontier, GroupingPoint, SlicedPoint
 
 
-def tokens_in_memory(curve: Frontier, point: GroupingPoint, memory: int) -> int:
-    """Tokens of requests of the reference length in `memory` bytes, by vLLM's formula."""
-    blocks = memory // point.bytes_per_block
+def tokens_in_memory(
+    curve: Frontier, point: GroupingPoint, memory: int, null_blocks: int = 0
+) -> int:
+    """Tokens of requests of the reference length in `memory` bytes.
+
+    By vLLM's formula, which counts the null block, too; with 1 of `null_blocks` without it.
+    """
+    blocks = max(memory // point.bytes_per_block - null_blocks, 0)
     return int(blocks / point.request_blocks * curve.reference_model_len)
 
 
-def sliced_tokens_in_memory(curve: Frontier, point: SlicedPoint, memory: int) -> int:
+def sliced_tokens_in_memory(
+    curve: Frontier, point: SlicedPoint, memory: int, null_blocks: int = 0
+) -> int:
     """The same of sliced blocks, whose slices requests share."""
-    blocks = memory // point.bytes_per_block
+    blocks = max(memory // point.bytes_per_block - null_blocks, 0)
     return int(blocks * point.bytes_per_block / point.request_bytes * curve.reference_model_len)
 
 
