@@ -288,7 +288,8 @@ void SlicedBlockPoolState::release(uint32_t group, std::span<const BlockId> bloc
     try {
       BlockRecord& record = record_at(checked_owned(group, blocks[i], operation));
       if (record.ref_count > 0) [[likely]] {
-        --record.ref_count;
+        // The link of a slice in use means nothing; `free_unheld` reads it.
+        if (--record.ref_count == 0) record.next_link = static_cast<uint32_t>(i);
         continue;
       }
     } catch (...) {
@@ -308,13 +309,16 @@ void SlicedBlockPoolState::release(uint32_t group, std::span<const BlockId> bloc
 
 void SlicedBlockPoolState::free_unheld(uint32_t group, std::span<const BlockId> blocks) {
   uint32_t opened = 0;
-  for (const BlockId id : blocks) {
-    if (id == kNullBlock) continue;
-    const SliceRef ref = ref_of(groups[group], id);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i] == kNullBlock) continue;
+    const SliceRef ref = ref_of(groups[group], blocks[i]);
     const uint32_t number = record_of(ref);
     BlockRecord& record = records[number];
-    // A block may come twice; it is freed where it comes first.
-    if (record.ref_count != 0 || (record.key.flags & BlockRecord::kInUse) == 0) continue;
+    // A block may come twice; it is freed where it lost its last holder, as in the plain pool.
+    if (record.ref_count != 0 || (record.key.flags & BlockRecord::kInUse) == 0 ||
+        record.next_link != i) {
+      continue;
+    }
     if (ref.large != opened) {
       if (opened != 0) close(opened, true);
       open(ref.large);

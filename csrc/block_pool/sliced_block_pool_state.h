@@ -125,7 +125,8 @@ struct SlicedBlockPoolState final : SliceMemory, PrefixKeys, OperationState {
   /// would be released too often.
   void release(uint32_t group, std::span<const BlockId> blocks, const char* operation,
                bool null_is_an_error);
-  /// Frees those of the blocks that have just lost their last holder.
+  /// After `release` of the same blocks: frees those that have lost their last holder, each where
+  /// it lost it.
   void free_unheld(uint32_t group, std::span<const BlockId> blocks);
   /// Makes a cached slice empty that has lost what it was kept for.
   void settle(SliceRef ref);

@@ -378,10 +378,8 @@ std::optional<std::vector<SliceMove>> SlicedBlockPool::make_room(
     }
     for (size_t i = 0; i < demands.size(); ++i) {
       const auto g = static_cast<uint32_t>(demands[i].group_id);
-      for (BlockId& id : held[i]) {
-        id = s.moved(g, id);
-        if (id != kNullBlock) --s.record_at(s.ref_of(s.groups[g], id)).ref_count;
-      }
+      for (BlockId& id : held[i]) id = s.moved(g, id);
+      s.release(g, held[i], "make_room", false);
       s.free_unheld(g, held[i]);
     }
     check.done(*this);

@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
+#include <optional>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvplan/block_pool.h"
@@ -174,6 +178,163 @@ TYPED_TEST(PoolBehaviour, UnpinnedBlocksAreReusedLastAndReported) {
   EXPECT_EQ(told, Ids{});
   EXPECT_EQ(p.take(1), (Ids{ids[0]}));
   EXPECT_EQ(told, (Ids{ids[0], ids[0]}));
+}
+
+/// One random sequence of operations on the plain pool and on a sliced pool that cuts nothing. Only
+/// which of the empty blocks comes next may differ; so ids are compared through a map.
+class SameOperations {
+ public:
+  explicit SameOperations(uint64_t seed) : random_(seed), unpins_(seed % 2 == 0) {}
+
+  void step() {
+    switch (below(7)) {
+      case 0:
+      case 1:
+        take();
+        break;
+      case 2:
+      case 3: {
+        std::shuffle(held_.begin(), held_.end(), random_);
+        const Ids ids = pop(std::min<size_t>(held_.size(), static_cast<size_t>(below(7))));
+        plain_.free(ids);
+        sliced_.free(in_sliced(ids));
+        break;
+      }
+      case 4:
+        hit();
+        break;
+      case 5:
+        // Not both: an unpinned block that lost its hash is kept in the sliced pool alone.
+        unpins_ ? unpin() : change_hashes();
+        break;
+      default:
+        if (below(10) == 0) {
+          ASSERT_EQ(plain_.pool.reset_prefix_cache(), sliced_.pool.reset_prefix_cache());
+        } else {
+          cache_one();
+        }
+    }
+    compare();
+  }
+
+ private:
+  int below(int n) { return static_cast<int>(random_() % static_cast<uint64_t>(n)); }
+  BlockId any_held() { return held_[static_cast<size_t>(below(static_cast<int>(held_.size())))]; }
+  Ids in_sliced(const Ids& ids) const {
+    Ids others;
+    for (const BlockId id : ids) others.push_back(sliced_id_.at(id));
+    return others;
+  }
+  Ids pop(size_t n) {
+    const Ids ids(held_.end() - static_cast<ptrdiff_t>(n), held_.end());
+    held_.resize(held_.size() - n);
+    return ids;
+  }
+  /// Whether both pools did it, or both refused.
+  template <class Do>
+  void both(Do&& operation) {
+    const auto accepts = [&](auto& pool, auto&& translate) {
+      try {
+        operation(pool, translate);
+        return true;
+      } catch (const BlockPoolError&) {
+        return false;
+      }
+    };
+    const bool accepted = accepts(plain_, [](BlockId id) { return id; });
+    ASSERT_EQ(accepts(sliced_, [&](BlockId id) { return sliced_id_.at(id); }), accepted);
+  }
+
+  void take() {
+    const int64_t n = std::min<int64_t>(below(5), plain_.num_free());
+    const Ids ids = plain_.take(n);
+    note_events();  // by the old ids
+    const Ids others = sliced_.take(n);
+    for (size_t i = 0; i < ids.size(); ++i) sliced_id_[ids[i]] = others[i];
+    held_.insert(held_.end(), ids.begin(), ids.end());
+  }
+  void cache_one() {
+    if (held_.empty()) return;
+    const BlockId id = any_held();
+    const std::string hash = "hash " + std::to_string(below(30));
+    const int64_t position = below(6);
+    if (below(3) == 0) {
+      both([&](auto& p, auto&& translate) {
+        p.pool.cache_partial_block({.block = translate(id),
+                                    .hash = hash,
+                                    .num_tokens = 16 * position + 3,
+                                    .hash_block_size = 1});
+      });
+    } else {
+      both([&](auto& p, auto&& translate) { cache(p, {translate(id)}, {hash}, position); });
+    }
+  }
+  void hit() {
+    const std::string hash = "hash " + std::to_string(below(30));
+    const std::optional<BlockId> found = plain_.pool.find(hash, kGroup);
+    const std::optional<BlockId> other = sliced_.pool.find(hash, kGroup);
+    ASSERT_EQ(found.has_value(), other.has_value());
+    if (!found) return;
+    ASSERT_EQ(sliced_id_.at(*found), *other);
+    plain_.touch({*found});
+    sliced_.touch({*other});
+    held_.push_back(*found);
+  }
+  /// Of blocks in use: what loses its hash while it is free is empty in the sliced pool alone.
+  void change_hashes() {
+    if (held_.empty()) return;
+    const BlockId from = any_held();
+    const BlockId to = any_held();
+    if (below(2) == 0) {
+      both([&](auto& p, auto&& translate) { p.evict({translate(from)}); });
+    } else {
+      both([&](auto& p, auto&& translate) { p.move_hashes(translate(from), translate(to)); });
+    }
+  }
+  /// By its last holder: a later one decides anew in the plain pool alone.
+  void unpin() {
+    if (held_.empty() || plain_.ref_count(held_.back()) != 1) return;
+    const Ids ids = pop(1);
+    plain_.unpin(ids, [this](BlockId id) { told_.push_back(sliced_id_.at(id)); });
+    sliced_.unpin(in_sliced(ids), [this](BlockId id) { told_by_sliced_.push_back(id); });
+  }
+  void note_events() {
+    for (BlockPoolEvent& event : plain_.pool.take_events()) {
+      event.blocks = in_sliced(event.blocks);
+      events_.push_back(std::move(event));
+    }
+  }
+  void compare() {
+    sliced_.pool.check_invariants();
+    ASSERT_EQ(plain_.num_free(), sliced_.num_free());
+    ASSERT_EQ(plain_.pool.num_cached_hashes(), sliced_.pool.num_cached_hashes());
+    ASSERT_EQ(told_, told_by_sliced_);
+    note_events();
+    ASSERT_EQ(std::exchange(events_, {}), sliced_.pool.take_events());
+    for (const BlockId id : held_) {
+      ASSERT_EQ(plain_.ref_count(id), sliced_.ref_count(sliced_id_.at(id)));
+    }
+  }
+
+  std::mt19937_64 random_;
+  const bool unpins_;
+  Plain plain_;
+  Sliced<1> sliced_;
+  Ids held_;  // by the plain pool's ids; once for each holder
+  std::map<BlockId, BlockId> sliced_id_;
+  std::vector<BlockPoolEvent> events_;  // of the plain pool, with the sliced pool's ids
+  Ids told_;
+  Ids told_by_sliced_;
+};
+
+TEST(PoolBehaviour, ASlicedPoolThatCutsNothingIsThePlainPool) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    SameOperations operations(seed);
+    for (int i = 0; i < 300; ++i) {
+      operations.step();
+      ASSERT_FALSE(::testing::Test::HasFatalFailure()) << "seed " << seed << ", step " << i;
+    }
+  }
 }
 
 }  // namespace

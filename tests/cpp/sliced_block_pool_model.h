@@ -132,7 +132,7 @@ class SlicedModel {
       s.watchers.push_back(watcher);
     }
     for (const int id : ids) {
-      if (id == 0 || times.erase(id) == 0 || slice_of(g, id).ref_count != 0) continue;
+      if (id == 0 || --times[id] != 0 || slice_of(g, id).ref_count != 0) continue;
       Large& b = block_of(g, id);
       if (!caching) drop_hash(g, id, true);
       (slice_of(g, id).is_kept() ? b.cached : b.unused).push_back(id % k(g));

@@ -94,9 +94,21 @@ def test_experts_on_ranks_as_a_whole():
     assert whole - spread == 32 * 3 * 14336 * 4096 * 2 // 2
 
 
+def is_dense(shape):
+    """Whether a layer is attention and one MLP, as most are."""
+    return not (shape.experts_per_token or shape.has_states or shape.latent_width)
+
+
+def version_of(case):
+    """The vLLM of a recording; the V1 runner is an older one's."""
+    if case.get("runner") == "v1":
+        return (0, 19)
+    return tuple(map(int, case.get("vllm", "0.33").split(".")))
+
+
 @pytest.mark.parametrize("row", RECORDED, ids=name)
 def test_activation(row):
-    """Within what the budget states: 1.5 % of the sampler, 5 % with images, 6 % forward."""
+    """Within what the budget states: 1.5 % of the sampler, 5 % with images, 10 % forward."""
     model, options, case = setting(row)
     read = read_layers(model, options)
     shape = shape_of(read)
@@ -111,10 +123,13 @@ def test_activation(row):
             tensor_parallel_size=options.tensor_parallel_size,
             is_first_stage=stage == 0,
             is_last_stage=stage == stages - 1,
-            version=(0, 19) if case.get("runner") == "v1" else (0, 33),
+            version=version_of(case),
         )
+        if is_dense(shape) and "multimodal" not in case:
+            # Phases that do not rule here rule with fewer sequences.
+            assert step.forward == pytest.approx(point["forward"], rel=0.1, abs=0.03 * GIB)
         ruled_by = max(("encoder", "forward", "sampler"), key=lambda phase: point.get(phase, 0))
-        relative = 0.06 if ruled_by == "forward" else 0.05 if "multimodal" in case else 0.015
+        relative = 0.1 if ruled_by == "forward" else 0.05 if "multimodal" in case else 0.015
         allowed = max(0.03 * GIB, relative * point["peak"])
         assert step.peak == pytest.approx(point["peak"], abs=allowed), point
 

@@ -7,7 +7,8 @@ Usage:
     python tests/vllm033/record_budget.py --case CASE  # print what would be recorded
 
 A case is JSON: the ``model`` (a built-in name, or that of a file in tests/data/budget/configs), and
-arguments of `record`; ``"runner": "v1"`` takes the older model runner. Of each case this records,
+arguments of `record`; ``"runner": "v1"`` takes the older model runner, and ``"vllm": "0.32"`` says
+that it is of that version, whose Python (tests/engine/make_env) runs this then. Of each case this records,
 in bytes: the weights of a rank; and at some points (tokens and sequences of a step) what the model
 runner keeps from the start, the peak that vLLM measures, the peaks within the encoder, the forward
 pass and the sampler, and what stays behind. See profile_on_meta.py for how this runs without a GPU.
@@ -30,6 +31,8 @@ HERE = Path(__file__).resolve().parent
 DATA = HERE.parent / "data" / "budget"
 BUILT_IN = HERE.parents[1] / "kvplan" / "offline" / "models" / "configs"
 #: (batched tokens, sequences) of vLLM's three classes of GPU, and of a server for few users.
+#: vLLM that a case is of if it does not say.
+VERSION = "0.33"
 POINTS = ((8192, 1024), (2048, 256), (16384, 1024), (8192, 16))
 
 
@@ -137,12 +140,14 @@ def _record(
             workspace.reset_workspace_manager()
             workspace.init_workspace_manager(device)
             before = allocator.allocated
+            if multimodal:
+                runner_module.MultiModalBudget = _budget_of(vllm_config, multimodal)
             runner = runner_module.GPUModelRunner(vllm_config, device)
             runner.load_model()
             gc.collect()
             allocator.empty_cache()
             start = allocator.allocated
-            phases = _phases(runner, allocator, start, multimodal, vllm_config, runner_module)
+            phases = _phases(runner, allocator, start, multimodal, vllm_config)
             allocator.peak = start
             allocator.max_split_bytes = split_limit
             books.awaits_cublas = True
@@ -164,7 +169,6 @@ def _phases(
     start: int,
     multimodal: Any,
     vllm_config: Any,
-    runner_module: Any,
 ) -> dict[str, int]:
     """A dict that fills with each phase's peak above the start while the runner profiles."""
     phases: dict[str, int] = {}
@@ -182,7 +186,7 @@ def _phases(
         setattr(owner, name, measured)
 
     if multimodal:
-        _describe_items(runner, runner_module, vllm_config, multimodal)
+        _describe_items(runner, vllm_config, multimodal)
         measure(runner.model, "embed_multimodal", "encoder")
     measure(runner, "_dummy_run", "forward")
     if getattr(runner, "sampler", None) is not None:
@@ -190,18 +194,18 @@ def _phases(
     return phases
 
 
-def _describe_items(runner: Any, runner_module: Any, vllm_config: Any, described: Any) -> None:
-    """Stand in for the multimodal budget and the dummy items that a processor would make.
-
-    ``described`` holds the modality, an item's tokens, and the model's arguments for one item.
-    """
-    import torch
-
-    scheduler, limits = vllm_config.scheduler_config, vllm_config.model_config
-    modality, tokens = described["modality"], described["tokens"]
+def _items(vllm_config: Any, described: Any) -> tuple[int, int]:
+    """Tokens of the encoder's budget, and the items that it takes."""
+    scheduler, tokens = vllm_config.scheduler_config, described["tokens"]
     budget = max(scheduler.max_num_encoder_input_tokens, tokens)
-    of_prompt = max(1, limits.max_model_len // tokens)
-    count = max(1, min(budget // tokens, scheduler.max_num_seqs * of_prompt))
+    of_prompt = max(1, vllm_config.model_config.max_model_len // tokens)
+    return budget, max(1, min(budget // tokens, scheduler.max_num_seqs * of_prompt))
+
+
+def _budget_of(vllm_config: Any, described: Any) -> Any:
+    """A stand-in for the multimodal budget, which asks a processor."""
+    modality, tokens = described["modality"], described["tokens"]
+    budget, count = _items(vllm_config, described)
 
     class Budget:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -219,6 +223,18 @@ def _describe_items(runner: Any, runner_module: Any, vllm_config: Any, described
         def get_dummy_encoder_profile_inputs(self, *args: Any, **kwargs: Any) -> Any:
             return [(modality, None)] * count
 
+    return Budget
+
+
+def _describe_items(runner: Any, vllm_config: Any, described: Any) -> None:
+    """Stand in for the dummy items that a processor would make.
+
+    ``described`` holds the modality, an item's tokens, and the model's arguments for one item.
+    """
+    import torch
+
+    _, count = _items(vllm_config, described)
+
     def batch(*args: Any, **kwargs: Any) -> dict[str, Any]:
         out = {}
         for name, entry in described["kwargs"].items():
@@ -230,7 +246,6 @@ def _describe_items(runner: Any, runner_module: Any, vllm_config: Any, described
             out[name] = torch.empty(shape, dtype=dtype, device="meta")
         return out
 
-    runner_module.MultiModalBudget = Budget
     if hasattr(runner, "model_state"):
         runner.model_state.encoder_runner.execute_mm_encoder = lambda inputs: list(
             runner.model.embed_multimodal(**batch())
@@ -255,7 +270,7 @@ def in_child(case: dict[str, Any]) -> dict[str, Any] | str:
     child = os.fork()
     if child == 0:
         os.close(read)
-        arguments = {k: v for k, v in case.items() if k not in ("model", "runner")}
+        arguments = {k: v for k, v in case.items() if k not in ("model", "runner", "vllm")}
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(case.get("runner") != "v1"))
         try:
             answer = json.dumps(record(config_of(case["model"]), **arguments))
@@ -280,6 +295,13 @@ def config_of(model: str) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+def vllm_version() -> str:
+    """Major and minor number of the vLLM that is here."""
+    import vllm
+
+    return ".".join(vllm.__version__.split(".")[:2])
+
+
 def main() -> None:
     """Record cases one by one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -299,7 +321,8 @@ def main() -> None:
         for row in rows.values()
         if not arguments.names or row["case"]["model"] in arguments.names
     ]
-    for case in cases:
+    here = vllm_version()
+    for case in [case for case in cases if case.get("vllm", VERSION) == here]:
         answer = in_child(case)
         if isinstance(answer, str):
             print(f"NOT RECORDED {json.dumps(case)}: {answer}", flush=True)

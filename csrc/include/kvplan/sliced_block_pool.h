@@ -80,6 +80,11 @@ struct MoveOptions {
 /// ones that nobody uses; a slice in use is never evicted. What `unpin_blocks` released counts as
 /// cached, with or without a hash.
 ///
+/// With one group that cuts nothing this is `BlockPool`, whose rules are vLLM's, but for three: a
+/// free block that loses its hashes is empty and comes before anything cached, where `BlockPool`
+/// leaves it in its place; what was unpinned is kept whoever releases it last; and without caching
+/// a hash goes with the last holder. Which empty block comes next may differ.
+///
 /// Every operation either completes or throws `BlockPoolError` / `InvalidArgument` and changes
 /// nothing, also when only the last of many ids is bad. Allocation, release and lookup are O(1) a
 /// block (emptying a large block costs its slices, each once), admission is O(groups); nothing

@@ -23,7 +23,7 @@ from kvplan.offline.models.plan_input import ReadLayers
 
 MIB = 1 << 20
 #: Bytes that the sampler takes for a logit: the logits, in float32, and two buffers of that size.
-SAMPLER_BYTES_PER_LOGIT = 14
+_SAMPLER_BYTES_PER_LOGIT = 14
 #: cuBLAS's workspace, which the first product allocates: Hopper and later, and before.
 _CUBLAS_BYTES = {True: 32 * MIB, False: 8320 << 10}
 #: Cached tokens of which dense latent attention makes keys and values at once; mirrors
@@ -36,6 +36,8 @@ _ANY_RESOLUTION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 _LARGEST_IMAGE = 16384
 #: From this version on the V2 model runner.
 V2_RUNNER = (0, 31)
+#: From this version on it profiles the sampler with every parameter set, as the V1 runner did.
+_WHOLE_SAMPLER = (0, 33)
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class ModelShape:
         mlp: Width of the dense MLP, or 0.
         gated: Whether an MLP has a gate.
         experts_per_token: Experts that a token is sent to, or 0.
+        extra_states: Hidden states that the model's code keeps beside those that every MLP needs.
         expert_width: Width of an expert.
         shared_width: Width of the shared experts.
         latent_width: Elements of a cached token's keys and values over all ranks where dense latent
@@ -56,6 +59,7 @@ class ModelShape:
         is_packed: Whether experts are in a packed 4-bit format.
         encoder_bytes_per_token: Bytes that the encoder takes for each token it makes, or 0.
         encoder_item_tokens: Tokens of one item at most, or 0.
+        encoder_inputs: Elements of an item, e.g. of its pixels, for each token made of it, or 0.
         has_states: Whether there are recurrent layers.
         is_multimodal: Whether embeddings of items are kept beside those of tokens.
         encodes: Whether the profile run encodes items.
@@ -66,6 +70,7 @@ class ModelShape:
     attention: int
     mlp: int
     gated: bool
+    extra_states: int = 0
     experts_per_token: int = 0
     expert_width: int = 0
     shared_width: int = 0
@@ -73,6 +78,7 @@ class ModelShape:
     is_packed: bool = False
     encoder_bytes_per_token: int = 0
     encoder_item_tokens: int = 0
+    encoder_inputs: int = 0
     has_states: bool = False
     is_multimodal: bool = False
     encodes: bool = True
@@ -144,15 +150,20 @@ def activation(
         kept += left if left >= 20 * MIB else 0
     items = 0
     if shape.is_multimodal and shape.encodes and is_first_stage:
-        items = max(tokens, shape.encoder_item_tokens)
+        items = _item_tokens(shape, tokens)
     outputs = items * shape.hidden * itemsize
+    if version < V2_RUNNER:
+        # The V1 runner holds the items themselves, too, to the end of its profile run.
+        outputs += items * shape.encoder_inputs * itemsize
     state = tokens * shape.hidden * itemsize
     sampler = 0
     if is_last_stage:
         sampled = sequences * shape.hidden * itemsize
         if version < V2_RUNNER:
             sampled *= 2
-        logits = sequences * shape.vocabulary * SAMPLER_BYTES_PER_LOGIT
+        is_whole = version < V2_RUNNER or version >= _WHOLE_SAMPLER
+        logits = sequences * shape.vocabulary
+        logits *= _SAMPLER_BYTES_PER_LOGIT if is_whole else itemsize
         sampler = kept + outputs + logits + state + sampled
     return Activation(
         kept=kept,
@@ -160,6 +171,12 @@ def activation(
         forward=kept + outputs + _forward_elements(shape, tokens, tensor_parallel_size) * itemsize,
         sampler=sampler,
     )
+
+
+def _item_tokens(shape: ModelShape, tokens: int) -> int:
+    """Tokens of all the items that fill a step: whole ones, and one at least."""
+    each = shape.encoder_item_tokens or 1
+    return max(tokens // each, 1) * each
 
 
 def _expert_workspace(shape: ModelShape, tokens: int, ranks: int, itemsize: int) -> int:
@@ -179,8 +196,10 @@ def _expert_workspace(shape: ModelShape, tokens: int, ranks: int, itemsize: int)
 def _forward_elements(shape: ModelShape, tokens: int, ranks: int) -> int:
     """Elements that live at once at the worst place of a layer."""
     hidden, width = shape.hidden, max(shape.mlp, shape.shared_width) // ranks
-    states = 5 * hidden + shape.attention // ranks
-    dense = 3 * hidden + (3 if shape.gated else 2) * width
+    states = 5 * hidden + max(shape.attention // ranks, width if ranks > 1 else 0)
+    # What is kept is kept before and after it is summed over the ranks.
+    kept = 3 + shape.extra_states + (shape.extra_states > 0 and ranks > 1)
+    dense = kept * hidden + (3 if shape.gated else 2) * width
     routed = 0
     if shape.experts_per_token:
         routed = 5 * hidden + (2 * hidden if shape.shared_width else 0)
@@ -207,7 +226,7 @@ def shape_of(read: ReadLayers) -> ModelShape:
     mlp = largest(text.get("intermediate_size")) or largest(text.get("ffn_hidden_size"))
     mlp = mlp or 4 * text.size("hidden_size")
     quantization = (read.root.values.get("quantization_config") or {}).get("quant_method")
-    bytes_per_token, item_tokens = _encoder(read.root)
+    bytes_per_token, item_tokens, inputs = _encoder(read.root)
     return ModelShape(
         hidden=text.size("hidden_size"),
         vocabulary=-(-vocabulary // 64) * 64,
@@ -217,6 +236,7 @@ def shape_of(read: ReadLayers) -> ModelShape:
         if experts and not layers.is_hybrid and not text.get("first_k_dense_replace")
         else mlp,
         gated=has_gate(read.architecture),
+        extra_states=_extra_states(read.architecture),
         experts_per_token=per_token,
         expert_width=width,
         shared_width=shared if experts else 0,
@@ -224,9 +244,19 @@ def shape_of(read: ReadLayers) -> ModelShape:
         encoder_bytes_per_token=bytes_per_token,
         has_states=any(isinstance(layer, StateLayer) for layer in layers.layers),
         encoder_item_tokens=item_tokens,
+        encoder_inputs=inputs,
         is_multimodal=layers.is_encoder_decoder
         or (is_multimodal(read.root, text) and "ForCausalLM" not in read.architecture),
     )
+
+
+def _extra_states(architecture: str) -> int:
+    """As recordings show: norms around the MLP (Gemma), a residual that is not in place (Qwen)."""
+    if architecture.startswith(("Gemma2", "Gemma3F")):
+        return 2
+    if architecture.startswith("Whisper"):
+        return 2
+    return int(architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"))
 
 
 def _attention_elements(text: ConfigView, read: ReadLayers) -> int:
@@ -271,11 +301,11 @@ def _latent_width(text: ConfigView, read: ReadLayers) -> int:
     return text.num_heads * width if is_dense else 0
 
 
-def _encoder(root: ConfigView) -> tuple[int, int]:
-    """Bytes that a usual vision tower takes for a token it makes, and the tokens of an item."""
+def _encoder(root: ConfigView) -> tuple[int, int, int]:
+    """Of a usual vision tower: bytes for a token it makes, tokens of an item, inputs of a token."""
     tower = tower_of(root)
     if tower is None:
-        return 0, 0
+        return 0, 0, 0
     values = root.values.get("vision_config")
     vision = ConfigView(values if isinstance(values, dict) else {}, "vision_config")
     per_item = root.get("mm_tokens_per_image") or root.get("image_seq_length") or 0
@@ -285,4 +315,5 @@ def _encoder(root: ConfigView) -> tuple[int, int]:
     patches = 4 if tower.mergers else 1
     if per_item and patch and image:
         patches = (image // patch) ** 2 / per_item
-    return int(patches * (2 * tower.width + 4 * tower.hidden) * 2), per_item
+    inputs = patches * 3 * (patch or 0) ** 2 * (vision.optional_size("temporal_patch_size") or 1)
+    return int(patches * (2 * tower.width + 4 * tower.hidden) * 2), per_item, int(inputs)

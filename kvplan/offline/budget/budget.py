@@ -17,7 +17,7 @@ from kvplan.offline.models.plan_input import ModelConfig, read_layers
 
 _VERSION = (0, 33)
 #: Of peak activation, by the phase that rules it; eager execution is what the forms are of.
-_ACTIVATION_ERROR = {"sampler": 0.015, "encoder": 0.06, "forward": 0.06}
+_ACTIVATION_ERROR = {"sampler": 0.015, "encoder": 0.06, "forward": 0.1}
 #: Of a GPU's memory: what drivers and boards of one name report differs by as much.
 _DRIVER_ERROR = 0.004
 
