@@ -1,16 +1,20 @@
 """Write the table of docs/capacity_changes.md anew, from kvplan itself.
 
-What a release of vLLM counted is planned again with what it had: other memory, tokens in flight,
-bytes of a block, or one block more. A test compares the page with this.
+What a release of vLLM counted is planned again with what it had: another budget of the GPU, tokens
+in flight, bytes of a block, or one block more. A test compares the page with this.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from kvplan.kv_cache_config import layer_spec
+from kvplan.offline.budget.budget import Deployment, memory_budgets
+from kvplan.offline.budget.gpus import defaults_for, find_gpu
+from kvplan.offline.budget.weights import weights_on_ranks
 from kvplan.offline import models
 from kvplan.offline.cli.knobs import plan_given_plenty
 from kvplan.offline.cli.question import ModelQuestion
@@ -24,8 +28,8 @@ MODELS = (
     ("gemma-3-27b", {}, 40 * GIB),
     ("deepseek-v4-flash", {"tensor_parallel_size": 4}, 40 * GIB),
 )
-#: CUDA graphs of the example; logs of 0.33 show 0.06 to 1.9 GiB for most models.
-GRAPHS = GIB
+#: The GPU of what depends on one.
+GPU = find_gpu("H200")
 
 
 def question(name: str, options: dict[str, int], memory: int) -> ModelQuestion:
@@ -39,10 +43,28 @@ def change(before: float, now: float) -> str:
     return f"{before:,.0f} to {now:,.0f}{percent}" if percent else "no change"
 
 
-def without_graphs(q: ModelQuestion) -> str:
-    """0.21: the same share of the GPU, of which graphs now take their part."""
-    now = q.with_memory((q.memory[0] - GRAPHS,)).planner_input().plan()
-    return change(q.planner_input().plan().capacity_tokens, now.capacity_tokens)
+def parts(q: ModelQuestion, version: tuple[int, int]) -> dict[str, int]:
+    """What a rank of the GPU holds beside the KV cache, by part, as a release counts it."""
+    defaults = defaults_for(GPU)
+    options = q.options.replace(max_num_batched_tokens=defaults.max_num_batched_tokens)
+    deployment = Deployment(GPU, 0.92, defaults.max_num_seqs, version=version)
+    weights = weights_on_ranks(q.model, options)
+    return {p.name: p.bytes for p in memory_budgets(q.model, options, deployment, weights)[0].parts}
+
+
+def more_beside(
+    before: tuple[int, int], now: tuple[int, int], *names: str
+) -> Callable[[ModelQuestion], str]:
+    """The capacity where these parts take as much more of the GPU as two releases differ."""
+
+    def count(q: ModelQuestion) -> str:
+        old, new = parts(q, before), parts(q, now)
+        taken = sum(new.get(name, 0) - old.get(name, 0) for name in names)
+        fewer = q.with_memory((q.memory[0] - taken,)).planner_input().plan()
+        tokens = change(q.planner_input().plan().capacity_tokens, fewer.capacity_tokens)
+        return f"{taken / GIB:+.2f} GiB: {tokens}"
+
+    return count
 
 
 def buckets(q: ModelQuestion) -> str:
@@ -79,10 +101,29 @@ def null_block(q: ModelQuestion) -> str:
 
 
 CHANGES = (
-    ("0.21", "CUDA graphs are taken off the memory, here 1 GiB", without_graphs),
+    (
+        "0.21",
+        "the estimate of CUDA graphs is taken off the memory",
+        more_beside((0, 20), (0, 21), "CUDA graphs"),
+    ),
     ("0.23", "pages of each size are counted apart", buckets),
     ("0.26", "windows keep the tokens of all steps in flight", in_flight),
     ("0.29", "one block is the null block's; the longest context of a tight memory", null_block),
+    (
+        "0.31",
+        "the V2 model runner's sampler tables",
+        more_beside((0, 30), (0, 31), "runner's buffers"),
+    ),
+    (
+        "0.31",
+        "its profile run leaves the sampler's parameters out",
+        more_beside((0, 30), (0, 31), "peak activation"),
+    ),
+    (
+        "0.33",
+        "its profile run sets them all",
+        more_beside((0, 32), (0, 33), "peak activation"),
+    ),
 )
 
 

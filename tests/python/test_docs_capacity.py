@@ -30,6 +30,13 @@ def test_figures_that_were_reported(script):
     assert script.buckets(flash) == "1,051,776 to 1,039,680 bytes a block (+1.2% tokens)"
 
 
+def test_the_sampler_is_profiled_in_full_again(script):
+    """As recorded under 0.32 and 0.33: 838,881,792 and 2,027,987,456 bytes of Llama 3.1 70B, TP 4."""
+    llama = script.question(*script.MODELS[0])
+    old, new = (script.parts(llama, version)["peak activation"] for version in ((0, 32), (0, 33)))
+    assert new - old == pytest.approx(2027987456 - 838881792, rel=0.05)
+
+
 def test_tokens_in_flight_cost_windows_only(script):
     llama, gemma, flash = (script.question(*model) for model in script.MODELS)
     assert script.in_flight(llama) == "no change"
