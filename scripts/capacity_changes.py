@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvplan.kv_cache_config import layer_spec
+from kvplan.offline import models
 from kvplan.offline.budget.budget import Deployment, memory_budgets
 from kvplan.offline.budget.gpus import defaults_for, find_gpu
 from kvplan.offline.budget.weights import weights_on_ranks
-from kvplan.offline import models
 from kvplan.offline.cli.knobs import plan_given_plenty
 from kvplan.offline.cli.question import ModelQuestion
 
