@@ -42,7 +42,7 @@ def test_a_running_server_holds_the_encoder_tokens_of_each_request(command, batc
     assert "1,500 at most for this model, as the steady figures count them" in text
     steady = {
         "plan": r"Steady ([\d.,]+) requests",
-        "explain": r"([\d.,]+) if they are counted once",
+        "explain": r"([\d.,]+) if tokens in flight are counted once",
     }
     found = re.search(steady[command], text)
     assert found is not None

@@ -10,8 +10,9 @@ A case is JSON: the ``model`` (a built-in name, or that of a file in tests/data/
 arguments of `record`; ``"runner": "v1"`` takes the older model runner, and ``"vllm": "0.32"`` is a
 case of that version, whose Python (tests/engine/make_env) runs this then. Of each case this
 records, in bytes: the weights of a rank; and at some points (tokens and sequences of a step) what
-the model runner keeps from the start, the peak that vLLM measures, the peaks within the encoder, the forward
-pass and the sampler, and what stays behind. See profile_on_meta.py for how this runs without a GPU.
+the model runner keeps from the start, the peak that vLLM measures, the peaks within the encoder,
+the forward pass and the sampler, and what stays behind. See profile_on_meta.py for how this runs
+without a GPU.
 """
 
 from __future__ import annotations

@@ -139,14 +139,15 @@ def _pool(actual: kvplan.Plan) -> str:
         f"flight (vLLM's figure), {floor_hundredths(actual.usable_concurrency)} without the "
         f"null block, {floor_hundredths(actual.steady_concurrency)} if tokens in flight are "
         f"counted once per engine. Block ids up to {actual.max_safe_block_id_bytes:,} lie below "
-        f"2**31 bytes, those up to {actual.max_safe_block_id_elements:,} below 2**31 elements."
+        f"2**31 bytes, those up to {actual.max_safe_block_id_elements:,} below 2**31 elements: as "
+        "far as kernels come that count in 32 bits."
     )
 
 
 def _length_table(rows: list[dict[str, Any]]) -> list[str]:
-    columns = [("tokens", 12), ("one request", 13)]
+    columns = [("tokens", 10), ("one request", 11)]
     if any(row["max_concurrency"] is not None for row in rows):
-        columns += [("at once", 10), ("usable", 10), ("steady", 10)]
+        columns += [("at once", 9), ("usable", 9), ("steady", 9)]
     lines = ["  ".join(f"{name:>{width}}" for name, width in columns)]
     for row in rows:
         cells = [f"{row['length']:,}", format_size(row["request_bytes"])]

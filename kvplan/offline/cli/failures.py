@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -10,7 +11,7 @@ from typing import TextIO
 
 import click
 
-from kvplan import PlanningError
+from kvplan import NotEnoughMemory, PlanningError
 
 FITS = 0
 DOES_NOT_FIT = 1
@@ -87,7 +88,25 @@ def wrapped(text: str, width: int) -> str:
 
 def does_not_fit(label: str, reason: object) -> str:
     """The one wording of it: what does not fit, and why."""
+    if isinstance(reason, NotEnoughMemory):
+        reason = _shortage(reason)
     return f"{label} does not fit: {str(reason).strip()}"
+
+
+def _shortage(error: NotEnoughMemory) -> str:
+    """vLLM's reason in plain words; what it advises is tried elsewhere."""
+    from kvplan.offline.cli.sizes import format_size
+
+    needed, there = error.needed_bytes, error.available_bytes
+    where = f"GPU {error.worker}" if error.worker >= 0 else "the memory"
+    text = (
+        f"a request of {error.max_model_len:,} tokens holds {format_size(needed)} of KV cache, and "
+        f"{where} has room for {format_size(there)}, {format_size(needed - there)} too little. "
+    )
+    longest = error.estimated_max_len
+    text += f"{longest:,} tokens would fit." if longest > 0 else "Not even one token fits."
+    override = re.search(r"num_gpu_blocks_override=.*?(?=\. |\.?$)", str(error), re.S)
+    return f"{text} {override[0]}." if override else text
 
 
 def _describe(error: Exception) -> tuple[str, int]:

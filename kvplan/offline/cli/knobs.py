@@ -173,7 +173,7 @@ def knobs_of_failure(question: Question, error: kvplan.NotEnoughMemory) -> list[
         more = needed - given.available_memory[error.worker]
         lines.append(
             f"--memory {format_enough(needed)}: one request of the full length fits, with "
-            f"{format_size(more)} more on worker {error.worker}"
+            f"{format_size(more)} more on GPU {error.worker}"
         )
     return lines + [knob.words for knob in find_knobs(question, None)]
 

@@ -36,8 +36,8 @@ class Column:
 class FittingTable:
     """Rows of text under columns, printed in the width that there is.
 
-    Where it is too narrow, words wrap first, then headers, then the gaps shrink. A table that is
-    too wide even so is printed in full, and the terminal breaks its lines.
+    Where it is too narrow, words wrap first, then headers, then the gaps shrink, then the columns
+    at both edges go. What is too wide even so is printed row by row, each value with its header.
     """
 
     columns: Sequence[Column]
@@ -61,9 +61,19 @@ class FittingTable:
     def print(self, console: Console) -> None:
         """Print it."""
         needed, headers, widths, gap = self._layout(console.width)
-        if needed > console.width:
-            console = _wider(console, needed)
-        console.print(self._table(headers, widths, gap))
+        if needed - 2 > console.width:
+            self._print_rows(console)
+        else:
+            console.print(self._table(headers, widths, gap, has_edges=needed <= console.width))
+
+    def _print_rows(self, console: Console) -> None:
+        for i, row in enumerate(self.rows):
+            cells = zip((column.header for column in self.columns), row, strict=True)
+            words = ", ".join(f"{header} {cell}".strip() for header, cell in cells if cell)
+            if i in self.sections:
+                console.print()
+            console.print(words, markup=False, highlight=False)
+        console.print()
 
     def _layout(self, available: int) -> tuple[int, list[str], list[int], int]:
         """Columns needed, headers, widths and the gap: the widest gap that fits, or the least."""
@@ -94,7 +104,9 @@ class FittingTable:
             spare -= more
         return least
 
-    def _table(self, headers: Sequence[str], widths: Sequence[int], gap: int) -> Table:
+    def _table(
+        self, headers: Sequence[str], widths: Sequence[int], gap: int, *, has_edges: bool
+    ) -> Table:
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text
@@ -102,7 +114,11 @@ class FittingTable:
         # One column between two cells is the box's own.
         right, left = gap // 2, (gap - 1) // 2
         table = Table(
-            box=SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, right, 0, left)
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            show_edge=has_edges,
+            header_style="bold",
+            padding=(0, right, 0, left),
         )
         for column, header, width in zip(self.columns, headers, widths, strict=True):
             table.add_column(
@@ -117,12 +133,6 @@ class FittingTable:
                 table.add_section()
             table.add_row(*map(Text, row), style=style)
         return table
-
-
-def _wider(console: Console, width: int) -> Console:
-    from rich.console import Console
-
-    return Console(file=console.file, width=width, highlight=False, emoji=False)
 
 
 def _longest_word(texts: Sequence[str]) -> int:
