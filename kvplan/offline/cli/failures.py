@@ -94,7 +94,7 @@ def does_not_fit(label: str, reason: object) -> str:
 
 
 def _shortage(error: NotEnoughMemory) -> str:
-    """vLLM's reason in plain words; what it advises is tried elsewhere."""
+    """The reason in plain words; what it advises is tried elsewhere."""
     from kvplan.offline.cli.sizes import format_size
 
     needed, there = error.needed_bytes, error.available_bytes

@@ -295,7 +295,8 @@ def _words(answer: dict[str, Any]) -> str:
                     f"--max-num-batched-tokens: any fits; with {found:,}, the most that is tried, "
                     f"{wanted} {fits}"
                 )
-            return f"--max-num-batched-tokens {found}: the most tokens in a step with which {wanted} {fits}"
+            option = f"--max-num-batched-tokens {found}"
+            return f"{option}: the most tokens in a step with which {wanted} {fits}"
     stages = answer["memory_by_stage"]
     sizes = ",".join(format_enough(size) for size in stages)
     if len(set(stages)) == 1:
