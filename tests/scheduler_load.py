@@ -13,34 +13,42 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from stand_in_connector import StandInConnector
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    KVEventsConfig,
+    KVTransferConfig,
     ModelConfig,
+    ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.distributed.kv_events import BlockRemoved
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
+from vllm.v1.core.encoder_cache_manager import EncoderDecoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched import scheduler as vllm_scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     MambaSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kvplan import _core
-from kvplan.vllm import block_pool, cache_manager, conversion
+from kvplan.vllm import block_hasher, block_pool, cache_manager, conversion
 from kvplan.vllm.detect import detect
 from kvplan.vllm.patch import Applied
 
@@ -107,6 +115,10 @@ def group_specs(kind: str) -> list[Any]:
         ],
         "chunked": [full, _attention(ChunkedLocalAttentionSpec, 16, attention_chunk_size=64)],
         "states": [full, _mamba(MAX_MODEL_LEN, "none")],
+        "aligned states": [full, _mamba(16, "align")],
+        "aligned states of 64": [_attention(FullAttentionSpec, 64), _mamba(64, "align")],
+        "sharded": [full],
+        "encoder": [full, _attention(CrossAttentionSpec, 16)],
     }[kind]
 
 
@@ -119,27 +131,68 @@ KINDS = (
     "blocks of 16 and 32",
     "chunked",
     "states",
+    "aligned states",
+    "aligned states of 64",
+    "sharded",
+    "encoder",
 )
+if detect().before_033:
+    # vLLM's own manager caches states there.
+    KINDS = tuple(kind for kind in KINDS if not kind.startswith("aligned"))
+ENCODER_TOKENS = 40
+# What has to happen in the runs of any kind, and in those of some kinds besides.
+PATHS = ("new", "preempted", "aborted", "reset", "quiet", "allocations", "async", "priority")
+PATHS_OF = {
+    "encoder": ("encoder tokens",),
+    "states": (),
+    "aligned states": ("hits", "events", "removed"),
+    "aligned states of 64": ("hits", "events", "removed", "copies", "boundary states"),
+}
+ATTENTION_PATHS = (
+    "hits", "events", "removed", "measured blocks", "drafts", "loads", "async loads",
+    "delayed frees",
+)  # fmt: skip
 
 
 class Settings:
     """What one run is like, drawn at random."""
 
-    def __init__(self, rng: random.Random, kind: str) -> None:
+    def __init__(self, rng: random.Random, kind: str, seed: int) -> None:
         self.kind = kind
         self.specs = group_specs(kind)
-        states = kind == "states"
-        self.caching = not states and rng.random() < 0.8
-        # 0.32 drops the output of a preempted request in the model runner.
-        self.asynchronous = rng.random() < 0.4 and not detect().before_033
-        self.num_drafts = 0 if self.asynchronous else rng.choice((0, 0, 3))
-        self.num_lookahead = self.num_drafts and rng.choice((0, self.num_drafts))
+        self.aligned_states = kind.startswith("aligned")
+        self.is_encoder_decoder = kind == "encoder"
+        self.dcp_world_size = 2 if kind == "sharded" else 1
+        attention_only = all(not isinstance(spec, MambaSpec) for spec in self.specs)
+        self.caching = self.aligned_states or (
+            attention_only and not self.is_encoder_decoder and (seed > 1 or rng.random() < 0.8)
+        )
+        # Where every block of a Mamba group is looked up in units of 16 tokens.
+        self.hash_block_size = (
+            16
+            if self.aligned_states
+            else self.dcp_world_size
+            * min(s.block_size for s in self.specs if not isinstance(s, MambaSpec))
+        )
+        self.block_size = max(s.block_size for s in self.specs) * self.dcp_world_size
+        # The first runs of a kind have one each of what has to be tried; the others are drawn.
+        what = ("", "async", "drafts", "connector", "async connector")
+        what = what[seed] if seed < len(what) else rng.choice(what)
+        self.asynchronous = "async" in what
+        self.num_drafts = 3 if what == "drafts" and attention_only else 0
+        self.num_lookahead = self.num_drafts and rng.choice((0, self.num_drafts, self.num_drafts))
+        self.use_eagle = bool(self.num_lookahead) and rng.random() < 0.7
+        self.connector = "connector" in what and self.caching and attention_only
+        self.events = self.caching and rng.random() < 0.8
+        # vLLM cannot report hits that end inside a block, nor those of several ranks.
+        self.reports_hits = kind not in ("sharded", "aligned states of 64")
+        self.metrics = rng.random() < 0.4
         self.policy = rng.choice(("fcfs", "priority"))
         self.num_seqs = rng.choice((4, 16))
         self.batched_tokens = rng.choice((MAX_MODEL_LEN, 64, 1024))
         self.long_prefill = rng.choice((0, 0, 48))
         # A request of the longest length fits; not many do.
-        one = len(self.specs) * MAX_MODEL_LEN // 16
+        one = sum(-(-MAX_MODEL_LEN // (s.block_size * self.dcp_world_size)) for s in self.specs)
         self.num_blocks = one + rng.randint(4, one)
         self.watermark = rng.choice((0.0, 0.0, 0.05))
 
@@ -147,7 +200,7 @@ class Settings:
 class Server:
     """A scheduler and what a model runner would answer it."""
 
-    def __init__(self, settings: Settings, config: ModelConfig, make_manager: Any = None) -> None:
+    def __init__(self, settings: Settings, config: ModelConfig, make_manager: Any) -> None:
         fields = {"watermark": settings.watermark}
         known = SchedulerConfig.__dataclass_fields__
         scheduler = SchedulerConfig(
@@ -168,23 +221,43 @@ class Server:
             cache_config=cache,
             parallel_config=ParallelConfig(),
             device_config=DeviceConfig("cpu"),
+            observability_config=ObservabilityConfig(
+                kv_cache_metrics=settings.metrics, kv_cache_metrics_sample=1.0
+            ),
+            kv_events_config=KVEventsConfig(
+                enable_kv_cache_events=settings.events, publisher="null"
+            ),
+            kv_transfer_config=KVTransferConfig(
+                kv_connector=StandInConnector.__name__,
+                kv_connector_module_path=StandInConnector.__module__,
+                kv_role="kv_both",
+                kv_load_failure_policy="recompute",
+            )
+            if settings.connector
+            else None,
         )
         cache.num_gpu_blocks = settings.num_blocks
-        sizes = [s.block_size for s in settings.specs if not isinstance(s, MambaSpec)]
-        hash_block_size = min(sizes)
-        groups = [KVCacheGroupSpec([f"layer {i}"], spec) for i, spec in enumerate(settings.specs)]
+        if settings.aligned_states:
+            cache.mamba_cache_mode = "align"
+            cache.block_size = settings.block_size
+        groups = [
+            KVCacheGroupSpec([f"layer {i}"], spec, is_eagle_group=settings.use_eagle and i == 0)
+            for i, spec in enumerate(settings.specs)
+        ]
         kv_cache_config = KVCacheConfig(
             num_blocks=settings.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups
         )
         held = vllm_scheduler.KVCacheManager
-        if make_manager is not None:
-            vllm_scheduler.KVCacheManager = make_manager
+        # What would need a drafter or several ranks is told to the manager alone.
+        vllm_scheduler.KVCacheManager = lambda **given: make_manager(
+            **given | {"use_eagle": settings.use_eagle, "dcp_world_size": settings.dcp_world_size}
+        )
         try:
             self.scheduler = (AsyncScheduler if settings.asynchronous else Scheduler)(
                 vllm_config=vllm_config,
                 kv_cache_config=kv_cache_config,
-                block_size=max(s.block_size for s in settings.specs),
-                hash_block_size=hash_block_size if settings.caching else None,
+                block_size=settings.block_size,
+                hash_block_size=settings.hash_block_size if settings.caching else None,
                 log_stats=True,
                 structured_output_manager=StructuredOutputManager(vllm_config),
             )
@@ -193,11 +266,38 @@ class Server:
         self.scheduler.num_lookahead_tokens = settings.num_lookahead
         self.scheduler.num_spec_tokens = settings.num_drafts
         self.settings = settings
+        self.scheduler.use_eagle_block_drop = settings.use_eagle
+        if settings.is_encoder_decoder:
+            self.scheduler.is_encoder_decoder = True
+            self.scheduler.max_num_encoder_input_tokens = 4 * ENCODER_TOKENS
+            self.scheduler.encoder_cache_manager = EncoderDecoderCacheManager(1000)
+        self.scheduler.kv_event_publisher = self
         self.manager = self.scheduler.kv_cache_manager
-        self.hasher = (
-            get_request_block_hasher(hash_block_size, sha256) if settings.caching else None
-        )
+        self.hasher = None
+        if settings.caching:
+            self.hasher = get_request_block_hasher(settings.hash_block_size, sha256)
+            if isinstance(self.manager, cache_manager.KVCacheManager):
+                self.hasher = block_hasher.request_block_hasher(
+                    self.hasher, settings.hash_block_size, sha256
+                )
         self.in_flight: deque[Any] = deque()
+        self.events: list[Any] = []
+        take_states = self.manager.take_boundary_state_offloads
+        self.boundary_states: dict[str, Any] = {}
+
+        def take_boundary_states() -> dict[str, Any]:
+            self.boundary_states = take_states()
+            return self.boundary_states
+
+        self.manager.take_boundary_state_offloads = take_boundary_states
+
+    def publish(self, batch: Any) -> None:
+        """The scheduler's events go here."""
+        self.events += batch.events
+
+    def take_events(self) -> list[Any]:
+        events, self.events = self.events, []
+        return events
 
     def add(self, name: str, tokens: list[int], max_tokens: int, priority: int, at: float) -> None:
         request = Request(
@@ -208,19 +308,28 @@ class Server:
             arrival_time=at,
             priority=priority,
             block_hasher=self.hasher,
+            mm_features=[
+                MultiModalFeatureSpec(None, "audio", name, PlaceholderRange(0, ENCODER_TOKENS))
+            ]
+            if self.settings.is_encoder_decoder
+            else None,
         )
+        if self.settings.reports_hits and int(name) % 4 == 0:
+            request.kv_cache_report_mode = "full"
         self.scheduler.add_request(request)
 
     def schedule(self) -> Any:
         output = self.scheduler.schedule()
-        self.in_flight.append(output)
+        requests = self.scheduler.requests
+        sampling = {n for n in output.num_scheduled_tokens if not requests[n].is_prefill_chunk}
+        self.in_flight.append((output, sampling))
         return output
 
     def finish_step(self) -> Any:
         """What the oldest step in flight sampled."""
-        output = self.in_flight.popleft()
+        output, sampling = self.in_flight.popleft()
         names = list(output.num_scheduled_tokens)
-        sampled = [self._sample(name, output) for name in names]
+        sampled = [self._sample(name, output) if name in sampling else [] for name in names]
         result = self.scheduler.update_from_output(
             output,
             ModelRunnerOutput(
@@ -229,6 +338,7 @@ class Server:
                 sampled_token_ids=sampled,
                 prompt_logprobs_dict={},
                 pooler_output=[],
+                kv_connector_output=self._transfers(),
             ),
         )
         if self.settings.num_drafts:
@@ -240,18 +350,19 @@ class Server:
             self.scheduler.update_draft_token_ids(DraftTokenIds(running, drafts))
         return result
 
+    def _transfers(self) -> KVConnectorOutput | None:
+        connector = self.scheduler.connector
+        if connector is None:
+            return None
+        received, sent = connector.step()
+        return KVConnectorOutput(finished_sending=sent, finished_recving=received)
+
     def _seed(self, name: str) -> int:
         request = self.scheduler.requests.get(name)
         return 0 if request is None else 7 * int(name) + request.num_tokens
 
     def _sample(self, name: str, output: Any) -> list[int]:
-        request = self.scheduler.requests.get(name)
-        if request is None:
-            return []
-        if self.settings.asynchronous:
-            if request.is_prefill_chunk:
-                return []
-        elif request.num_computed_tokens < request.num_tokens:
+        if name not in self.scheduler.requests:
             return []
         seed = self._seed(name)
         num_drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
@@ -264,6 +375,7 @@ def observe(server: Server, output: Any) -> dict[str, Any]:
     cached = output.scheduled_cached_reqs
     stats = manager.make_prefix_cache_stats()
     queue = manager.block_pool.free_block_queue
+    metrics = manager.metrics_collector
     return {
         "tokens": output.num_scheduled_tokens,
         "new": [(r.req_id, r.block_ids, r.num_computed_tokens) for r in output.scheduled_new_reqs],
@@ -281,6 +393,14 @@ def observe(server: Server, output: Any) -> dict[str, Any]:
         "usage": manager.usage,
         "tables": {name: manager.get_block_ids(name) for name in server.scheduler.requests},
         "free": [block.block_id for block in queue.get_all_free_blocks()],
+        "events": server.take_events(),
+        "boundary states": server.boundary_states,
+        "measured": metrics
+        and (
+            list(metrics.block_metrics),
+            [len(e.reuse_gaps_seconds) for e in metrics.drain_events()],
+        ),
+        "connector": server.scheduler.connector and server.scheduler.connector.log,
     }
 
 
@@ -308,7 +428,8 @@ def compare(first: Server, second: Server, rng: random.Random, num_steps: int) -
                 server.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
             paths["aborted"] += 1
         if rng.random() < 0.02 and not first.in_flight:
-            running = rng.random() < 0.5
+            # vLLM cannot take back what is being loaded.
+            running = first.scheduler.connector is None and rng.random() < 0.5
             done = [s.scheduler.reset_prefix_cache(reset_running_requests=running) for s in servers]
             assert done[0] == done[1]
             paths["reset"] += done[0]
@@ -320,6 +441,11 @@ def compare(first: Server, second: Server, rng: random.Random, num_steps: int) -
         paths["hits"] += seen[0]["stats"][2] > 0
         paths["preempted"] += len(seen[0]["preempted"] or ())
         paths["resumed"] += len(seen[0]["cached"][1])
+        paths["copies"] += len(seen[0]["copies"] or ())
+        paths["boundary states"] += len(seen[0]["boundary states"])
+        paths["measured blocks"] += bool(seen[0]["measured"]) and len(seen[0]["measured"][0])
+        for event in seen[0]["events"]:
+            paths["removed" if isinstance(event, BlockRemoved) else "events"] += 1
         depth = 1 if first.settings.asynchronous and rng.random() < 0.9 else 0
         while len(first.in_flight) > depth:
             for server in servers:
@@ -327,6 +453,15 @@ def compare(first: Server, second: Server, rng: random.Random, num_steps: int) -
     while first.in_flight:
         for server in servers:
             server.finish_step()
+    if first.scheduler.connector is not None:
+        paths += Counter(what for what, *_ in first.scheduler.connector.log)
+    settings = first.settings
+    paths["encoder tokens"] += settings.is_encoder_decoder
+    paths["async"] += settings.asynchronous
+    paths["priority"] += settings.policy == "priority"
+    paths["drafts"] += settings.num_drafts > 0
+    paths["lookahead"] += settings.num_lookahead > 0
+    paths["eagle"] += settings.use_eagle
     return paths
 
 
@@ -342,21 +477,26 @@ def both_servers(settings: Settings, config: ModelConfig) -> tuple[Server, Serve
     finally:
         applied.undo()
     assert type(ours.manager) is cache_manager.KVCacheManager
-    vllms = Server(settings, config)
+    vllms = Server(settings, config, vllm_scheduler.KVCacheManager)
     assert type(vllms.manager.block_pool) is not block_pool.BlockPool
     return vllms, ours
 
 
-def compare_kind(kind: str, config: ModelConfig, num_runs: int, num_steps: int = 150) -> None:
-    """Compares the schedules of some runs of a kind of model."""
+def compare_kind(
+    kind: str, config: ModelConfig, num_runs: int, num_steps: int = 150
+) -> Counter[str]:
+    """Compares the schedules of some runs of a kind of model; returns how often each path ran."""
     init_none_hash(sha256)
     paths: Counter[str] = Counter()
     for seed in range(num_runs):
         rng = random.Random(f"{kind} {seed}")
-        vllms, ours = both_servers(Settings(rng, kind), config)
+        vllms, ours = both_servers(Settings(rng, kind, seed), config)
         paths += compare(vllms, ours, rng, num_steps)
         ours.manager.check_invariants()
         paths["quiet"] += ours.manager.num_quiet
         paths["allocations"] += ours.manager.num_allocations
-    for path in ("new", "preempted", "aborted", "quiet", "allocations"):
-        assert paths[path], (path, paths)
+    print(kind, dict(paths))
+    if num_runs >= 5:
+        expected = PATHS + PATHS_OF.get(kind, ATTENTION_PATHS)
+        assert not (missing := [path for path in expected if not paths[path]]), (missing, paths)
+    return paths

@@ -116,6 +116,7 @@ void BlockPool::get_new_blocks(std::span<BlockId> out) {
                          std::to_string(s.num_blocks - 1) + " are free");
   }
   if (out.empty()) return;
+  s.expect_uses(out.size());
   uint32_t id = s.free_list.first();
   if (s.watchers.empty()) [[likely]] {
     for (BlockId& block : out) {
@@ -150,6 +151,7 @@ void BlockPool::get_new_blocks(std::span<BlockId> out) {
       record.ref_count = 1;
     }
   }
+  s.note_uses(BlockUse::Kind::kTaken, out);
   check.done(*this);
 }
 
@@ -180,6 +182,7 @@ void BlockPool::touch(std::span<const BlockId> blocks) {
                            " has no holder and is not in the free list");
     }
   }
+  s.expect_uses(blocks.size());
   for (const BlockId block : blocks) {
     if (block == kNullBlock) continue;
     const auto id = static_cast<uint32_t>(block);
@@ -188,6 +191,7 @@ void BlockPool::touch(std::span<const BlockId> blocks) {
       --s.num_free;
     }
   }
+  s.note_uses(BlockUse::Kind::kTouched, blocks);
   check.done(*this);
 }
 

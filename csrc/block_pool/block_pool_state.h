@@ -32,6 +32,7 @@ struct BlockPoolState final : BlockMemory, PrefixKeys, OperationState {
   size_t num_free;
 
   ReuseWatchers<BlockPool::ReuseCallback> watchers;
+  std::vector<BlockUse> uses;
 
   BlockId block_id(uint16_t, uint32_t record) const override {
     return static_cast<BlockId>(record);
@@ -40,6 +41,17 @@ struct BlockPoolState final : BlockMemory, PrefixKeys, OperationState {
   /// Throws `BlockPoolError` for an id that is not in the pool.
   uint32_t checked_id(BlockId id, const char* operation) const;
   void check_ids(std::span<const BlockId> ids, const char* operation) const;
+
+  /// Makes room, so that noting uses cannot fail.
+  void expect_uses(size_t count) {
+    if (options.log_uses) uses.reserve(uses.size() + count);
+  }
+  void note_uses(BlockUse::Kind kind, std::span<const BlockId> blocks) {
+    if (!options.log_uses) return;
+    for (const BlockId block : blocks) {
+      if (block != kNullBlock || kind == BlockUse::Kind::kEvicted) uses.push_back({kind, block});
+    }
+  }
 
   /// Calls all callbacks of the block, then passes on what the first failing one threw.
   void notify_reuse(uint32_t block);

@@ -91,7 +91,10 @@ void BlockPool::move_block_hashes(BlockId src, BlockId dst) {
 
 int64_t BlockPool::evict_block(BlockId block) {
   const OperationCheck check(*state_);
-  const int64_t count = state_->evict(state_->checked_id(block, "evict_block"));
+  const uint32_t id = state_->checked_id(block, "evict_block");
+  state_->expect_uses(1);
+  const int64_t count = state_->evict(id);
+  state_->note_uses(BlockUse::Kind::kEvicted, std::span(&block, 1));
   check.done(*this);
   return count;
 }
@@ -99,7 +102,9 @@ int64_t BlockPool::evict_block(BlockId block) {
 void BlockPool::evict_blocks(std::span<const BlockId> blocks) {
   const OperationCheck check(*state_);
   state_->check_ids(blocks, "evict_blocks");
+  state_->expect_uses(blocks.size());
   for (const BlockId block : blocks) state_->evict(static_cast<uint32_t>(block));
+  state_->note_uses(BlockUse::Kind::kEvicted, blocks);
   check.done(*this);
 }
 
@@ -127,15 +132,20 @@ void BlockPool::emit_stored_event(std::span<const std::string_view> hashes, int6
                                   PoolGroupId group_id) {
   if (!state_->options.enable_events) return;
   for (const std::string_view hash : hashes) detail::check_hash(hash);
-  state_->events.push_back({.kind = BlockPoolEvent::Kind::kStored,
-                            .group_id = group_id,
-                            .block_size = block_size,
-                            .hashes = {hashes.begin(), hashes.end()}});
+  BlockPoolEvent event{.kind = BlockPoolEvent::Kind::kStored,
+                       .group_id = group_id,
+                       .block_size = block_size,
+                       .hashes = {hashes.begin(), hashes.end()},
+                       .end = static_cast<int64_t>(hashes.size())};
+  for (int64_t i = 0; i < event.end; ++i) event.positions.push_back(i);
+  state_->events.push_back(std::move(event));
 }
 
 std::vector<BlockPoolEvent> BlockPool::take_events() { return std::exchange(state_->events, {}); }
 
 bool BlockPool::has_events() const noexcept { return !state_->events.empty(); }
+
+std::vector<BlockUse> BlockPool::take_uses() { return std::exchange(state_->uses, {}); }
 
 bool BlockPool::has_hash(BlockId block) const {
   return state_->records[state_->checked_id(block, "has_hash")].has_hash();

@@ -252,6 +252,8 @@ void PrefixKeys::push_stored_event(const FullBlocks& full) {
     event.blocks.push_back(full.blocks[i]);
     event.positions.push_back(full.first_block + static_cast<int64_t>(i));
   }
+  event.first = full.first_block;
+  event.end = full.first_block + static_cast<int64_t>(full.blocks.size());
   push_event(std::move(event));
 }
 
@@ -277,7 +279,9 @@ bool PrefixKeys::cache_partial(const PartialBlock& partial, uint32_t block) {
         stored_event(partial.group_id, partial.hash_block_size, partial.parent_hash);
     event.hashes = {std::string(partial.hash)};
     event.blocks = {partial.block};
-    event.positions = {(partial.num_tokens - 1) / partial.hash_block_size};
+    event.first = (partial.num_tokens - 1) / partial.hash_block_size;
+    event.end = event.first + 1;
+    event.positions = {event.first};
     push_event(std::move(event));
   }
   return true;

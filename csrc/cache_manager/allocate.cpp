@@ -472,7 +472,7 @@ class Grower {
     const BlockId source = progress.tail_source;
     state_.pool->move_block_hashes(source, copy);
     state_.copies[g].push_back({.source = source, .destination = copy});
-    state_.pool->touch(std::span(&source, 1));
+    state_.pool->set_ref_count(source, state_.pool->ref_count(source) + 1);
     if (state.producer_block != kNullBlock) {
       state_.boundary_states[g].push_back({.request = handle_,
                                            .group = static_cast<uint16_t>(g),

@@ -3,21 +3,20 @@
 `BlockPool` mirrors vllm/v1/core/block_pool.py::BlockPool (0.33, and 0.32's call forms). The state
 lives in the native pool; this class adds what only Python has: the request's tokens in events,
 metrics and reuse callbacks. Unlike vLLM's, an operation that would break the pool (a block freed
-more often than it is held, a block of no pool) raises a ValueError and changes nothing, and a
-boundary hash that a later one has replaced does not come back.
+more often than it is held, a block of no pool) raises a ValueError and changes nothing.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import vllm.v1.core.block_pool as _vllm_block_pool
 from vllm.distributed.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.logger import init_logger
-from vllm.multimodal.utils import get_mm_features_in_window
 from vllm.v1.core import kv_cache_utils as _utils
 
 from kvplan._core import KVCacheBlock, VllmBlockPool
@@ -119,8 +118,8 @@ def _link(left: KVCacheBlock, right: KVCacheBlock) -> None:
     right.prev_free_block = left
 
 
-class _FreeListHead:
-    """What stands before the first free block in vLLM's list; white-box users start there."""
+class _FreeListEnd:
+    """What stands before the first free block, or behind the last; white-box users start there."""
 
     block_id = -1
 
@@ -128,8 +127,13 @@ class _FreeListHead:
         self._pool = pool
 
     @property
-    def next_free_block(self) -> KVCacheBlock | None:
-        return self._pool._first_free()
+    def next_free_block(self) -> Any:
+        return self._pool._first_free() or self._pool._free_list_ends[1]
+
+    @property
+    def prev_free_block(self) -> Any:
+        free = self._pool.free_block_queue.get_all_free_blocks()
+        return free[-1] if free else self._pool._free_list_ends[0]
 
 
 class _PoolFreeQueue(FreeKVCacheBlockQueue):
@@ -137,7 +141,14 @@ class _PoolFreeQueue(FreeKVCacheBlockQueue):
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self.fake_free_list_head = _FreeListHead(pool)  # type: ignore[assignment]
+
+    @property
+    def fake_free_list_head(self) -> Any:  # type: ignore[override]
+        return self._pool._free_list_ends[0]
+
+    @property
+    def fake_free_list_tail(self) -> Any:  # type: ignore[override]
+        return self._pool._free_list_ends[1]
 
     @property
     def num_free_blocks(self) -> int:  # type: ignore[override]
@@ -180,12 +191,37 @@ class _BlockHashToBlockMap:
     def contain(self, key: bytes, block_id: int) -> bool:
         return self._pool._has_key(key, block_id)
 
+    def insert(self, key: bytes, block: KVCacheBlock) -> None:
+        self._pool._insert_block_hash(key, block, None)
+
+    def pop(self, key: bytes, block_id: int) -> KVCacheBlock | None:
+        """Unlike vLLM's, this takes the key from the block, too."""
+        if not self.contain(key, block_id):
+            return None
+        block = self._pool.blocks[block_id]
+        num_tokens = block.block_hash_num_tokens
+        for other in self._pool._remove_cached_block_hashes(block):
+            if other != key:
+                self._pool._insert_block_hash(other, block, num_tokens)
+        return block
+
     def __len__(self) -> int:
         return self._pool._num_cached_hashes()
 
     @property
-    def _cache(self) -> dict[bytes, Any]:
-        """A copy for white-box users: the block of each key, or its blocks by id."""
+    def _cache(self) -> _KeysOfAllBlocks:
+        return _KeysOfAllBlocks(self._pool)
+
+
+class _KeysOfAllBlocks(MutableMapping[bytes, Any]):
+    """What white-box users find in the dict of vLLM's `BlockHashToBlockMap`: the block of each key,
+    or its blocks by id. Each access looks at every block; the copy is a dict.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+
+    def __copy__(self) -> dict[bytes, Any]:
         found: dict[bytes, dict[int, KVCacheBlock]] = {}
         for block in self._pool.blocks:
             if block.block_hash is None:
@@ -196,6 +232,28 @@ class _BlockHashToBlockMap:
             key: next(iter(blocks.values())) if len(blocks) == 1 else blocks
             for key, blocks in found.items()
         }
+
+    def __getitem__(self, key: bytes) -> Any:
+        return self.__copy__()[key]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.__copy__())
+
+    def __len__(self) -> int:
+        return self._pool._num_cached_hashes()
+
+    def __delitem__(self, key: bytes) -> None:
+        for block in _blocks_of(self[key]):
+            self._pool.cached_block_hash_to_block.pop(key, block.block_id)
+
+    def __setitem__(self, key: bytes, value: Any) -> None:
+        self.pop(key, None)
+        for block in _blocks_of(value):
+            self._pool.cached_block_hash_to_block.insert(key, block)
+
+
+def _blocks_of(value: Any) -> list[KVCacheBlock]:
+    return list(value.values()) if isinstance(value, dict) else [value]
 
 
 class _SecondaryHashes:
@@ -238,20 +296,30 @@ class BlockPool(VllmBlockPool):
     ) -> None:
         assert isinstance(num_gpu_blocks, int), "num_gpu_blocks must be an int"
         assert num_gpu_blocks > 0, "a block pool has at least the null block"
-        super().__init__(num_gpu_blocks, enable_caching, hash_block_size, enable_kv_cache_events)
+        super().__init__(
+            num_gpu_blocks,
+            enable_caching,
+            hash_block_size,
+            enable_kv_cache_events,
+            metrics_collector is not None,
+        )
         self.num_gpu_blocks = num_gpu_blocks
         self.hash_block_size = hash_block_size
         self.num_hash_lookahead_tokens = num_hash_lookahead_tokens
         self.medium = medium
         self.metrics_collector = metrics_collector
         self.null_block = self.blocks[0]
-        self.kv_event_queue: list[KVCacheEvent] = []
+        self.kv_event_queue = []
         self._reuse_watchers: dict[int, Callable[[KVCacheBlock], None]] = {}
 
     @property
     def free_block_queue(self) -> FreeKVCacheBlockQueue:
         """Free blocks in order of eviction."""
         return _PoolFreeQueue(self)
+
+    @cached_property
+    def _free_list_ends(self) -> tuple[_FreeListEnd, _FreeListEnd]:
+        return _FreeListEnd(self), _FreeListEnd(self)
 
     @property
     def cached_block_hash_to_block(self) -> _BlockHashToBlockMap:
@@ -279,8 +347,7 @@ class BlockPool(VllmBlockPool):
         num_tokens: a positive multiple of hash_block_size that the request has hashes for.
         replace_existing_hashes: the content was replaced, so the block's other keys go.
 
-        Returns the key, or None for the null block and for a boundary that a later one of the
-        same content has replaced (vLLM 0.33 makes such a boundary reachable again).
+        Returns the key, or None for the null block.
         """
         if block.is_null:
             return None
@@ -290,24 +357,15 @@ class BlockPool(VllmBlockPool):
         last = num_tokens // size - 1
         hashes = request.block_hashes
         assert 0 <= last < len(hashes), f"{num_tokens} tokens, but {len(hashes)} hashes of {size}"
-        is_new = self._cache_partial(
-            block, hashes[last], num_tokens, kv_cache_group_id, replace_existing_hashes
+        self._cache_partial(
+            request,
+            block,
+            hashes[last],
+            hashes[last - 1] if last else None,
+            num_tokens,
+            kv_cache_group_id,
+            replace_existing_hashes,
         )
-        if is_new is None:
-            return None
-        if is_new and self.enable_kv_cache_events:
-            start = last * size
-            self._append_block_stored(
-                request,
-                kv_cache_group_id,
-                parent_hash=hashes[last - 1] if last else None,
-                hashes=[hashes[last]],
-                spans=[(start, num_tokens)],
-                start=start,
-                end=num_tokens,
-                block_size=size,
-                first_mm_feature=_first_mm_feature(request, start, num_tokens),
-            )
         return _utils.make_block_hash_with_group_id(hashes[last], kv_cache_group_id)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
@@ -358,6 +416,16 @@ class BlockPool(VllmBlockPool):
 
     # Events.
 
+    @property
+    def kv_event_queue(self) -> list[KVCacheEvent]:
+        """What happened since the last `take_events`, oldest first."""
+        self._convert_events()
+        return self._kv_event_queue
+
+    @kv_event_queue.setter
+    def kv_event_queue(self, events: list[KVCacheEvent]) -> None:
+        self._kv_event_queue = events
+
     def take_events(self) -> list[KVCacheEvent]:
         """The queued events, oldest first; the queue is empty afterwards."""
         if not self.enable_kv_cache_events:
@@ -373,16 +441,25 @@ class BlockPool(VllmBlockPool):
         if not self.enable_kv_cache_events or num_cached_blocks == 0:
             return
         hashes = _utils.resolve_block_hashes(request.block_hashes, self.hash_block_size, block_size)
-        self._append_block_stored(
+        positions = list(range(num_cached_blocks))
+        self._append_stored_event(
             request,
             kv_cache_group_id,
-            parent_hash=None,
-            hashes=[hashes[i] for i in range(num_cached_blocks)],
-            spans=[(i * block_size, (i + 1) * block_size) for i in range(num_cached_blocks)],
-            start=0,
-            end=num_cached_blocks * block_size,
-            block_size=block_size,
+            block_size,
+            0,
+            num_cached_blocks,
+            None,
+            [hashes[i] for i in positions],
+            positions,
         )
+
+    def _convert_events(self) -> None:
+        """Makes vLLM's events of those that the native pool has."""
+        for event in self._take_filed_events():
+            if len(event) == 2:
+                self._append_removed_event(*event)
+            else:
+                self._append_stored_event(*event)
 
     def _emit_block_removed_events(self, block_hashes: list[bytes]) -> None:
         if self.enable_kv_cache_events:
@@ -390,7 +467,6 @@ class BlockPool(VllmBlockPool):
                 self._append_removed_event(_utils.get_block_hash(key), _utils.get_group_id(key))
 
     def _append_removed_event(self, block_hash: bytes, group_id: int) -> None:
-        """Called by the native pool for each key that a block loses."""
         self.kv_event_queue.append(
             BlockRemoved(
                 block_hashes=[_utils.maybe_convert_block_hash(block_hash)],
@@ -402,48 +478,19 @@ class BlockPool(VllmBlockPool):
     def _append_stored_event(
         self,
         request: Request,
-        blocks: list[KVCacheBlock],
-        num_cached_blocks: int,
-        num_full_blocks: int,
-        block_size: int,
-        kv_cache_group_id: int,
-        block_mask: list[bool] | None,
-    ) -> None:
-        """Called by the native cache_full_blocks after it has stored the blocks."""
-        hashes = _utils.resolve_block_hashes(request.block_hashes, self.hash_block_size, block_size)
-        stored = [
-            i
-            for i in range(num_cached_blocks, num_full_blocks)
-            if not blocks[i].is_null and (block_mask is None or block_mask[i - num_cached_blocks])
-        ]
-        self._append_block_stored(
-            request,
-            kv_cache_group_id,
-            parent_hash=hashes[num_cached_blocks - 1] if num_cached_blocks else None,
-            hashes=[hashes[i] for i in stored],
-            spans=[(i * block_size, (i + 1) * block_size) for i in stored],
-            start=num_cached_blocks * block_size,
-            end=num_full_blocks * block_size,
-            block_size=block_size,
-        )
-
-    def _append_block_stored(
-        self,
-        request: Request,
         group_id: int,
-        *,
+        block_size: int,
+        first: int,
+        end: int,
         parent_hash: bytes | None,
         hashes: list[bytes],
-        spans: list[tuple[int, int]],
-        start: int,
-        end: int,
-        block_size: int,
-        first_mm_feature: int = 0,
+        positions: list[int],
     ) -> None:
-        """Queues one event: `spans` are the token ranges of `hashes`, [start, end) that of all."""
+        """Queues one event: of blocks [first, end), those at `positions` were stored."""
         convert = _utils.maybe_convert_block_hash
         extra_keys = []
-        mm_feature = first_mm_feature
+        mm_feature = 0
+        spans = [(i * block_size, (i + 1) * block_size) for i in positions]
         for span_start, span_end in spans:
             keys, mm_feature = self._extra_keys(request, span_start, span_end, mm_feature)
             extra_keys.append(keys)
@@ -456,7 +503,7 @@ class BlockPool(VllmBlockPool):
             BlockStored(
                 block_hashes=[convert(block_hash) for block_hash in hashes],
                 parent_block_hash=None if parent_hash is None else convert(parent_hash),
-                token_ids=request.all_token_ids[start:end],
+                token_ids=request.all_token_ids[first * block_size : end * block_size],
                 block_size=block_size,
                 lora_id=lora.adapter_id if lora else None,
                 medium=self.medium,
@@ -475,17 +522,6 @@ class BlockPool(VllmBlockPool):
                 request, start, end, end + n, first_mm_feature
             )
         return _utils.generate_block_hash_extra_keys(request, start, end, first_mm_feature)
-
-
-def _first_mm_feature(request: Request, start: int, end: int) -> int:
-    """Index of the request's first multimodal feature that can reach into [start, end)."""
-    features = request.mm_features
-    if start == 0 or not features:
-        return 0
-    last = features[-1].mm_position
-    if last.offset + last.length <= start:
-        return 0
-    return get_mm_features_in_window(features, start, end)[0]
 
 
 # Installation.

@@ -27,7 +27,7 @@ from vllm.v1.core import (
     single_type_kv_cache_manager,
 )
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
 from kvplan import _core
 from kvplan.vllm import block_pool, report
@@ -145,6 +145,7 @@ class KVCacheManager(_core.VllmCacheManager, kv_cache_manager.KVCacheManager):
             KVCacheBlocks,
             frozenset((RequestStatus.WAITING, RequestStatus.PREEMPTED)),
             vars(kv_cache_utils),
+            None if hasattr(Request, "num_computed_tokens") else Request,
         )
         self._require_same_settings()
         self._put_into_coordinator()
@@ -220,10 +221,6 @@ def _require_known(manager: Any, config: Any, vllm: Vllm) -> None:
     """Raises Unsuitable unless kvplan knows all that decides what the manager does."""
     if type(manager.block_pool) is not block_pool.BlockPool:
         raise Unsuitable("the block pool is not kvplan's")
-    if manager.enable_kv_cache_events:
-        raise Unsuitable("KV cache events are enabled")
-    if manager.metrics_collector is not None:
-        raise Unsuitable("KV cache metrics are collected")
     coordinator = manager.coordinator
     if type(coordinator) not in (
         kv_cache_coordinator.KVCacheCoordinatorNoPrefixCache,

@@ -139,6 +139,8 @@ class ModelPool {
       stored.blocks.push_back(ids[i]);
       stored.positions.push_back(first + static_cast<int64_t>(i));
     }
+    stored.first = first;
+    stored.end = first + static_cast<int64_t>(ids.size());
     if (!ids.empty()) {
       events.push_back(stored);
       block_size_of[group] = block_size;
@@ -165,7 +167,9 @@ class ModelPool {
                             .block_size = hash_block_size,
                             .hashes = {hash},
                             .blocks = {id},
-                            .positions = {(num_tokens - 1) / hash_block_size}};
+                            .positions = {(num_tokens - 1) / hash_block_size},
+                            .first = (num_tokens - 1) / hash_block_size,
+                            .end = (num_tokens - 1) / hash_block_size + 1};
       if (!parent.empty()) stored.parent_hash = parent;
       events.push_back(stored);
       block_size_of[group] = hash_block_size;

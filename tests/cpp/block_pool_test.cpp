@@ -263,7 +263,26 @@ TEST(BlockPool, MaskedBlocksStayOutOfTheCache) {
                                                               .hashes = {"a", "c"},
                                                               .parent_hash = "p",
                                                               .blocks = {1, 3},
-                                                              .positions = {2, 4}}}));
+                                                              .positions = {2, 4},
+                                                              .first = 2,
+                                                              .end = 5}}));
+}
+
+TEST(BlockPool, UsesAreNotedInOrder) {
+  BlockPool pool(4, {.log_uses = true});
+  pool.get_new_blocks(int64_t{2});
+  pool.touch(Ids{0, 2});
+  pool.evict_blocks(Ids{1});
+  pool.free_blocks(Ids{2});
+  EXPECT_THROW(pool.touch(Ids{9}), BlockPoolError);
+  using Kind = BlockUse::Kind;
+  EXPECT_EQ(pool.take_uses(),
+            (std::vector<BlockUse>{
+                {Kind::kTaken, 1}, {Kind::kTaken, 2}, {Kind::kTouched, 2}, {Kind::kEvicted, 1}}));
+  EXPECT_TRUE(pool.take_uses().empty());
+  BlockPool silent(4);
+  silent.get_new_blocks(int64_t{2});
+  EXPECT_TRUE(silent.take_uses().empty());
 }
 
 TEST(BlockPool, AFullBlockIsNotCachedTwice) {
@@ -341,7 +360,9 @@ TEST(BlockPool, EventsSayWhereAndWhetherTheHashIsStillFound) {
                                          .block_size = 16,
                                          .hashes = {"b"},
                                          .blocks = {1},
-                                         .positions = {9}},
+                                         .positions = {9},
+                                         .first = 9,
+                                         .end = 10},
                                         removed("a", 2, 16, false)}));
 }
 

@@ -347,6 +347,8 @@ class SlicedModel {
       stored.blocks.push_back(ids[i]);
       stored.positions.push_back(first + static_cast<int64_t>(i));
     }
+    stored.first = first;
+    stored.end = first + static_cast<int64_t>(ids.size());
     if (!ids.empty()) {
       events.push_back(stored);
       block_size_of[g] = block_size;
@@ -381,7 +383,9 @@ class SlicedModel {
                         .block_size = 2,
                         .hashes = {hash},
                         .blocks = {id},
-                        .positions = {(num_tokens - 1) / 2}});
+                        .positions = {(num_tokens - 1) / 2},
+                        .first = (num_tokens - 1) / 2,
+                        .end = (num_tokens - 1) / 2 + 1});
       block_size_of[g] = 2;
     }
     return true;

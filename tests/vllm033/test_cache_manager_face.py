@@ -15,7 +15,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils import hashing
 from vllm.v1.core import block_pool as vllm_block_pool
 from vllm.v1.core import kv_cache_manager, kv_cache_utils, single_type_kv_cache_manager
-from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm.v1.request import Request, RequestStatus
 
@@ -176,6 +175,47 @@ def test_what_white_box_users_read(to_native):
     assert len(seen[0][0]) == 2
 
 
+def test_events_wait_natively(to_native):
+    manager = cache_manager.KVCacheManager(
+        to_native, VLLM, **arguments(enable_kv_cache_events=True)
+    )
+    vllms = kv_cache_manager.KVCacheManager(**arguments(enable_kv_cache_events=True))
+    a = request("a", 9)
+    for one in (manager, vllms):
+        one.allocate_slots(a, 9)
+    pool = manager.block_pool
+    assert pool._kv_event_queue == []
+    assert pool.kv_event_queue == vllms.block_pool.kv_event_queue != []
+    for one in (manager, vllms):
+        one.evict_blocks({1})
+        one.free(a)
+        assert one.reset_prefix_cache()
+        one.allocate_slots(a, 8)
+    held = weakref.ref(a)
+    assert [type(event).__name__ for event in pool.kv_event_queue] == [
+        "BlockStored",
+        "BlockRemoved",
+        "AllBlocksCleared",
+        "BlockStored",
+    ]
+    assert manager.take_events() == vllms.take_events()
+    assert manager.take_events() == []
+    # What nobody has taken yet holds the request whose tokens it is about.
+    for one in (manager, vllms):
+        one.free(a)
+        assert one.reset_prefix_cache()
+        one.take_events()
+        one.allocate_slots(a, 4)
+        one.free(a)
+    del a, vllms
+    gc.collect()
+    assert held() is not None
+    (event,) = manager.take_events()
+    assert event.token_ids == list(range(4))
+    gc.collect()
+    assert held() is None
+
+
 # Requests.
 
 
@@ -295,9 +335,6 @@ def reason(to_native, **given):
 
 
 def test_what_is_not_known_is_vllms(to_native, monkeypatch, pool):
-    assert "events" in reason(to_native, **arguments(enable_kv_cache_events=True))
-    metrics = KVCacheMetricsCollector()
-    assert "metrics" in reason(to_native, **arguments(metrics_collector=metrics))
     own = OwnSpec(**ATTENTION)
     assert "OwnSpec" in reason(to_native, **arguments(config(own)))
     with monkeypatch.context() as patch:

@@ -60,15 +60,19 @@ PyObject* make_key(std::string_view hash, PoolGroupId group_id) {
 
 BlockObject* BlockArena::make_block(BlockId id) {
   auto* object = reinterpret_cast<BlockObject*>(slots[static_cast<size_t>(id)].bytes);
-  PyObject* number = small_int(id);
+  PyObject* number = id_object(id);
   if (number == nullptr) return nullptr;
-  object->block_id = number;
+  object->block_id = Py_NewRef(number);
   object->is_null = Py_NewRef(id == kNullBlock ? Py_True : Py_False);
   object->arena = this;
   object->id = id;
   PyObject_Init(object->as_object(), &block_type);
   ++users;
   return object;
+}
+
+BlockArena::~BlockArena() {
+  for (size_t i = 0; i < id_objects.size(); ++i) Py_XDECREF(id_objects[i]);
 }
 
 void BlockArena::abandon() {

@@ -13,6 +13,9 @@ namespace kvplan::bindings {
 
 struct BlockArena;
 
+/// A new reference to a small integer object.
+PyObject* small_int(long value);
+
 /// Two kinds of object share one Python type. A pooled block lies in a slot of its pool's arena
 /// and ends before `ref_cnt`; all it knows besides its id is asked of the pool, which a native
 /// manager may change. A
@@ -48,12 +51,23 @@ struct BlockArena {
   static_assert(offsetof(BlockObject, ref_cnt) <= sizeof(Slot));
 
   BlockArena(int64_t num_blocks, BlockPoolOptions options, PyObject* owner_)
-      : pool(num_blocks, options), slots(static_cast<size_t>(num_blocks)), owner(owner_) {}
+      : pool(num_blocks, options),
+        slots(static_cast<size_t>(num_blocks)),
+        id_objects(static_cast<size_t>(num_blocks)),
+        owner(owner_) {}
+  ~BlockArena();
 
   /// Borrowed; the arena itself holds one reference. Null with a Python error if out of memory.
   BlockObject* block(BlockId id) {
     auto* object = reinterpret_cast<BlockObject*>(slots[static_cast<size_t>(id)].bytes);
     return object->ob_base.ob_type != nullptr ? object : make_block(id);
+  }
+  /// The int object of an id, borrowed, made once: block tables are lists of them. Null with a
+  /// Python error if out of memory.
+  PyObject* id_object(BlockId id) {
+    PyObject*& object = id_objects[static_cast<size_t>(id)];
+    if (object == nullptr) object = small_int(id);
+    return object;
   }
   /// Called when the Python pool is gone: the blocks that nobody holds go too.
   void abandon();
@@ -63,6 +77,7 @@ struct BlockArena {
 
   BlockPool pool;
   detail::ZeroedArray<Slot> slots;
+  detail::ZeroedArray<PyObject*> id_objects;
   PyObject* owner;   // the Python pool, borrowed; null once it is gone
   size_t users = 1;  // the Python pool, block objects, sequences
 
@@ -73,6 +88,11 @@ struct BlockArena {
 /// The arena of a Python pool, borrowed; null with a Python error if it is none.
 BlockArena* arena_of_pool(PyObject* pool);
 
+/// After a call into the native pool of a Python pool: files the events that it queued, about
+/// `request` or nobody, until Python asks for them, and tells the metrics collector which blocks
+/// were used. False with a Python error.
+bool note_changes(PyObject* pool, PyObject* request);
+
 /// A key as vLLM writes it: the hash, then the group id in 4 bytes, big-endian.
 struct HashAndGroup {
   std::string_view hash;
@@ -81,9 +101,6 @@ struct HashAndGroup {
 /// False with a Python error if it is none.
 bool parse_key(PyObject* key, HashAndGroup& result);
 PyObject* make_key(std::string_view hash, PoolGroupId group_id);
-
-/// A new reference to a small integer object.
-PyObject* small_int(long value);
 
 /// A new reference to a `pool.blocks`.
 PyObject* make_block_sequence(BlockArena* arena);

@@ -18,8 +18,15 @@
 namespace kvplan::bindings {
 namespace {
 
+/// An event that Python has not asked for yet, and the request whose tokens it is about.
+struct FiledEvent {
+  BlockPoolEvent event;
+  Ref request;  // null: nobody's
+};
+
 /// What a pool needs besides its Python object's memory, which CPython moves as bytes.
 struct PoolParts {
+  std::vector<FiledEvent> filed;
   // Reused by every call: no allocation in the steady state.
   std::vector<BlockId> ids;
   std::vector<std::string_view> hashes;
@@ -34,6 +41,7 @@ struct PoolObject {
   PyObject* metrics_collector;
   char enable_caching;
   char enable_events;
+  char log_uses;  // for the metrics collector
 };
 
 PoolObject* as_pool(PyObject* self) { return reinterpret_cast<PoolObject*>(self); }
@@ -41,12 +49,12 @@ BlockPool& native(PyObject* self) { return as_pool(self)->arena->pool; }
 
 /// Method names that the Python class defines, interned once.
 struct Names {
-  PyObject* append_removed_event;
-  PyObject* append_stored_event;
+  PyObject* convert_events;
   PyObject* on_block_reused;
   PyObject* free_blocks;
   PyObject* is_null;
   PyObject* pool;
+  PyObject* ref_cnt;
   PyObject* block_hashes;
   PyObject* scale_factor;
   PyObject* on_block_allocated;
@@ -126,27 +134,76 @@ bool collect_ids(PyObject* self, PyObject* blocks, std::span<const BlockId>& res
   return true;
 }
 
-/// Passes removals that the native pool has queued on to the Python event queue. Stored events
-/// are Python's to make: they carry the request's tokens.
-bool forward_events(PyObject* self) {
-  if (!native(self).has_events()) return true;
-  for (const BlockPoolEvent& event : native(self).take_events()) {
-    if (event.kind != BlockPoolEvent::Kind::kRemoved) continue;
-    const std::string& hash = event.hashes.front();
-    const Ref bytes(PyBytes_FromStringAndSize(hash.data(), static_cast<Py_ssize_t>(hash.size())));
-    const Ref group(small_int(static_cast<uint16_t>(event.group_id)));
-    if (!bytes || !group) return false;
-    const Ref result(PyObject_CallMethodObjArgs(self, names.append_removed_event, bytes.get(),
-                                                group.get(), nullptr));
-    if (!result) return false;
+/// Tells vLLM's collector what it follows: every block that was handed out, found or evicted.
+bool tell_metrics(PyObject* self) {
+  PoolObject* pool = as_pool(self);
+  const auto tell = [&](PyObject* method, PyObject* block) {
+    return static_cast<bool>(
+        Ref(PyObject_CallMethodOneArg(pool->metrics_collector, method, block)));
+  };
+  for (const BlockUse& use : native(self).take_uses()) {
+    BlockObject* block = pool->arena->block(use.block);
+    if (block == nullptr) return false;
+    const bool taken = use.kind == BlockUse::Kind::kTaken;
+    if (use.kind == BlockUse::Kind::kTouched) {
+      if (!tell(names.on_block_accessed, block->as_object())) return false;
+    } else if (!taken || pool->enable_caching) {
+      if (!tell(names.on_block_evicted, block->as_object())) return false;
+    }
+    if (taken && !tell(names.on_block_allocated, block->as_object())) return false;
   }
   return true;
 }
 
-bool tell_metrics(PyObject* self, PyObject* method, PyObject* block) {
-  PyObject* collector = as_pool(self)->metrics_collector;
-  if (collector == Py_None) return true;
-  return static_cast<bool>(Ref(PyObject_CallMethodOneArg(collector, method, block)));
+/// `note_changes` of a call on the pool itself: Python gets the events at once, since a pool can
+/// share its queue with another.
+bool forward_changes(PyObject* self, PyObject* request = nullptr) {
+  return note_changes(self, request) &&
+         (as_pool(self)->parts->filed.empty() ||
+          Ref(PyObject_CallMethodNoArgs(self, names.convert_events)));
+}
+
+PyObject* to_bytes(std::string_view text) {
+  return PyBytes_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
+}
+
+/// (hash, group) of a key that a block lost; or (request, group, block size, first, end, parent,
+/// hashes, positions) of what was stored, with positions in blocks.
+PyObject* filed_event(const FiledEvent& filed) {
+  const BlockPoolEvent& event = filed.event;
+  const auto group = static_cast<int>(event.group_id);
+  if (event.kind == BlockPoolEvent::Kind::kRemoved) {
+    return Py_BuildValue("(Ni)", to_bytes(event.hashes.front()), group);
+  }
+  const auto count = static_cast<Py_ssize_t>(event.hashes.size());
+  Ref hashes(PyList_New(count));
+  Ref positions(PyList_New(count));
+  for (Py_ssize_t i = 0; hashes && positions && i < count; ++i) {
+    PyObject* hash = to_bytes(event.hashes[static_cast<size_t>(i)]);
+    PyObject* position = PyLong_FromLongLong(event.positions[static_cast<size_t>(i)]);
+    if (hash != nullptr) PyList_SET_ITEM(hashes.get(), i, hash);
+    if (position != nullptr) PyList_SET_ITEM(positions.get(), i, position);
+    if (hash == nullptr || position == nullptr) return nullptr;
+  }
+  if (!hashes || !positions) return nullptr;
+  PyObject* parent = event.parent_hash ? to_bytes(*event.parent_hash) : Py_NewRef(Py_None);
+  return Py_BuildValue("(OiLLLNNN)", filed.request ? filed.request.get() : Py_None, group,
+                       static_cast<long long>(event.block_size),
+                       static_cast<long long>(event.first), static_cast<long long>(event.end),
+                       parent, hashes.release(), positions.release());
+}
+
+PyObject* take_filed_events(PyObject* self, PyObject*) {
+  return guarded(self, [&]() -> PyObject* {
+    const std::vector<FiledEvent> filed = std::exchange(as_pool(self)->parts->filed, {});
+    Ref list(PyList_New(static_cast<Py_ssize_t>(filed.size())));
+    for (size_t i = 0; list && i < filed.size(); ++i) {
+      PyObject* event = filed_event(filed[i]);
+      if (event == nullptr) return nullptr;
+      PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), event);
+    }
+    return list.release();
+  });
 }
 
 // Allocation.
@@ -171,20 +228,14 @@ PyObject* get_new_blocks(PyObject* self, PyObject* const* args, Py_ssize_t num_a
     Ref list(PyList_New(n));
     if (!list) return nullptr;
     arena.pool.get_new_blocks(std::span(ids));
-    const bool has_metrics = pool->metrics_collector != Py_None;
     for (Py_ssize_t i = 0; i < n; ++i) {
       const BlockId id = ids[static_cast<size_t>(i)];
       BlockObject* block = arena.block(id);
       if (block == nullptr) return nullptr;
       PyList_SET_ITEM(list.get(), i, Py_NewRef(block->as_object()));
-      if (!has_metrics) continue;
-      if (pool->enable_caching && !tell_metrics(self, names.on_block_evicted, block->as_object())) {
-        return nullptr;
-      }
-      if (!tell_metrics(self, names.on_block_allocated, block->as_object())) return nullptr;
     }
     pool->parts->ids = std::move(ids);
-    if (!forward_events(self)) return nullptr;
+    if (!forward_changes(self)) return nullptr;
     return list.release();
   });
 }
@@ -194,15 +245,24 @@ PyObject* touch(PyObject* self, PyObject* blocks) {
     std::span<const BlockId> ids;
     if (!collect_ids(self, blocks, ids)) return nullptr;
     native(self).touch(ids);
-    if (as_pool(self)->metrics_collector != Py_None) {
-      for (const BlockId id : std::vector<BlockId>(ids.begin(), ids.end())) {
-        if (id == kNullBlock) continue;
-        BlockObject* block = as_pool(self)->arena->block(id);
-        if (!tell_metrics(self, names.on_block_accessed, block->as_object())) return nullptr;
-      }
-    }
+    if (!forward_changes(self)) return nullptr;
     Py_RETURN_NONE;
   });
+}
+
+/// A block that was made by itself, which is nobody's: as in vLLM it only loses a holder. False
+/// with a Python error if it would become free.
+bool release_standalone(PyObject* block) {
+  const Ref held(PyObject_GetAttr(block, names.ref_cnt));
+  Py_ssize_t count;
+  if (!held || !to_size(held.get(), count)) return false;
+  if (count == 1) {
+    PyErr_Format(PyExc_ValueError, "free_blocks: %R is not a block of this pool, nor of another",
+                 block);
+    return false;
+  }
+  const Ref left(PyLong_FromSsize_t(count - 1));
+  return left && PyObject_SetAttr(block, names.ref_cnt, left.get()) == 0;
 }
 
 /// Files a block of another pool under that pool. Null blocks are dropped.
@@ -213,11 +273,7 @@ bool file_foreign_block(PyObject* self, PyObject* block, Ref& by_pool) {
   if (null != 0) return null > 0;
   const Ref pool(PyObject_GetAttr(block, names.pool));
   if (!pool) return false;
-  if (pool.get() == Py_None || pool.get() == self) {
-    PyErr_Format(PyExc_ValueError, "free_blocks: %R is not a block of this pool, nor of another",
-                 block);
-    return false;
-  }
+  if (pool.get() == Py_None || pool.get() == self) return release_standalone(block);
   if (!by_pool) by_pool = Ref(PyDict_New());
   if (!by_pool) return false;
   PyObject* filed = PyDict_GetItemWithError(by_pool.get(), pool.get());
@@ -376,6 +432,10 @@ PyObject* cache_full_blocks(PyObject* self, PyObject* const* args, Py_ssize_t nu
     parts.hashes.clear();
     parts.mask.clear();
     std::vector<Ref> keep;
+    std::string_view parent;
+    if (first > 0 && !hash_of_block(block_hashes.get(), first - 1, scale, parent, keep)) {
+      return nullptr;
+    }
     for (Py_ssize_t i = first; i < end; ++i) {
       BlockObject* block = required_block(self, PySequence_Fast_GET_ITEM(blocks.get(), i));
       if (block == nullptr) return nullptr;
@@ -395,42 +455,43 @@ PyObject* cache_full_blocks(PyObject* self, PyObject* const* args, Py_ssize_t nu
                                     .first_block = first,
                                     .block_size = block_size,
                                     .group_id = group_id,
+                                    .parent_hash = parent,
                                     .mask = parts.mask});
-    if (!as_pool(self)->enable_events) Py_RETURN_NONE;
-    if (!forward_events(self)) return nullptr;
-    return PyObject_CallMethodObjArgs(self, names.append_stored_event, in[0], in[1], in[2], in[3],
-                                      in[4], in[5], mask == nullptr ? Py_None : mask, nullptr);
+    if (!forward_changes(self, in[0])) return nullptr;
+    Py_RETURN_NONE;
   });
 }
 
-/// (block, hash, num_tokens, group_id, replace) -> None if refused, else whether it is new.
+/// (request, block, hash, parent hash or None, num_tokens, group_id, replace)
 PyObject* cache_partial(PyObject* self, PyObject* args) {
+  PyObject* request;
   PyObject* object;
+  PyObject* parent_object;
   PyObject* hash_object;
   PyObject* group_object;
   long long num_tokens;
   int replace;
   std::string_view hash;
+  std::string_view parent;
   PoolGroupId group_id;
-  if (!PyArg_ParseTuple(args, "OOLOp", &object, &hash_object, &num_tokens, &group_object,
-                        &replace) ||
-      !to_hash(hash_object, hash) || !to_group(group_object, group_id)) {
+  if (!PyArg_ParseTuple(args, "OOOOLOp", &request, &object, &hash_object, &parent_object,
+                        &num_tokens, &group_object, &replace) ||
+      !to_hash(hash_object, hash) || !to_group(group_object, group_id) ||
+      (parent_object != Py_None && !to_hash(parent_object, parent))) {
     return nullptr;
   }
   return guarded(self, [&]() -> PyObject* {
     const BlockObject* block = required_block(self, object);
     if (block == nullptr) return nullptr;
-    const bool is_new = replace || !native(self).has_key(block->id, hash, group_id);
-    const bool stored =
-        native(self).cache_partial_block({.block = block->id,
-                                          .hash = hash,
-                                          .num_tokens = num_tokens,
-                                          .hash_block_size = as_pool(self)->hash_block_size,
-                                          .group_id = group_id,
-                                          .replace_existing = replace != 0});
-    if (!forward_events(self)) return nullptr;
-    if (!stored) Py_RETURN_NONE;
-    return PyBool_FromLong(is_new);
+    native(self).cache_partial_block({.block = block->id,
+                                      .hash = hash,
+                                      .num_tokens = num_tokens,
+                                      .hash_block_size = as_pool(self)->hash_block_size,
+                                      .group_id = group_id,
+                                      .parent_hash = parent,
+                                      .replace_existing = replace != 0});
+    if (!forward_changes(self, request)) return nullptr;
+    Py_RETURN_NONE;
   });
 }
 
@@ -453,9 +514,9 @@ PyObject* move_block_hashes(PyObject* self, PyObject* const* args, Py_ssize_t nu
 PyObject* maybe_evict_cached_block(PyObject* self, PyObject* object) {
   return guarded(self, [&]() -> PyObject* {
     BlockObject* block = required_block(self, object);
-    if (block == nullptr || !tell_metrics(self, names.on_block_evicted, object)) return nullptr;
+    if (block == nullptr) return nullptr;
     const int64_t count = native(self).evict_block(block->id);
-    if (!forward_events(self)) return nullptr;
+    if (!forward_changes(self)) return nullptr;
     return PyBool_FromLong(count > 0);
   });
 }
@@ -641,14 +702,15 @@ PyObject* pool_new(PyTypeObject* type, PyObject*, PyObject*) {
 }
 
 int pool_init(PyObject* self, PyObject* args, PyObject* kwargs) {
-  static const char* keywords[] = {"num_gpu_blocks", "enable_caching", "hash_block_size",
-                                   "enable_kv_cache_events", nullptr};
+  static const char* keywords[] = {"num_gpu_blocks",         "enable_caching", "hash_block_size",
+                                   "enable_kv_cache_events", "log_uses",       nullptr};
   Py_ssize_t num_blocks;
   int enable_caching;
   Py_ssize_t hash_block_size;
   int enable_events;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "npnp", const_cast<char**>(keywords), &num_blocks,
-                                   &enable_caching, &hash_block_size, &enable_events)) {
+  int log_uses;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "npnpp", const_cast<char**>(keywords), &num_blocks,
+                                   &enable_caching, &hash_block_size, &enable_events, &log_uses)) {
     return -1;
   }
   PoolObject* pool = as_pool(self);
@@ -661,7 +723,8 @@ int pool_init(PyObject* self, PyObject* args, PyObject* kwargs) {
     pool->arena = new BlockArena(num_blocks,
                                  {.enable_caching = enable_caching != 0,
                                   .enable_events = enable_events != 0,
-                                  .max_events = INT64_MAX},
+                                  .max_events = INT64_MAX,
+                                  .log_uses = log_uses != 0},
                                  self);
     pool->parts = parts.release();
   } catch (...) {
@@ -671,16 +734,21 @@ int pool_init(PyObject* self, PyObject* args, PyObject* kwargs) {
   pool->hash_block_size = hash_block_size;
   pool->enable_caching = static_cast<char>(enable_caching);
   pool->enable_events = static_cast<char>(enable_events);
+  pool->log_uses = static_cast<char>(log_uses);
   return 0;
 }
 
 int pool_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(as_pool(self)->metrics_collector);
+  if (const PoolParts* parts = as_pool(self)->parts) {
+    for (const FiledEvent& filed : parts->filed) Py_VISIT(filed.request.get());
+  }
   return 0;
 }
 
 int pool_clear(PyObject* self) {
   Py_XSETREF(as_pool(self)->metrics_collector, Py_NewRef(Py_None));
+  if (PoolParts* parts = as_pool(self)->parts) std::exchange(parts->filed, {}).clear();
   return 0;
 }
 
@@ -719,6 +787,7 @@ PyMethodDef pool_methods[] = {
      "Drops the keys of a block without an event and returns them."},
     {"_cache_partial", cache_partial, METH_VARARGS, nullptr},
     {"_unpin", unpin, METH_O, nullptr},
+    {"_take_filed_events", take_filed_events, METH_NOARGS, nullptr},
     {"_reset", reset_cache, METH_NOARGS, nullptr},
     {"_secondary_keys", secondary_keys, METH_O, nullptr},
     {"_get_one_block", get_one_block, METH_O, nullptr},
@@ -758,12 +827,12 @@ bool ready_pool_type() {
 }
 
 bool intern_names() {
-  names = {PyUnicode_InternFromString("_append_removed_event"),
-           PyUnicode_InternFromString("_append_stored_event"),
+  names = {PyUnicode_InternFromString("_convert_events"),
            PyUnicode_InternFromString("_on_block_reused"),
            PyUnicode_InternFromString("free_blocks"),
            PyUnicode_InternFromString("is_null"),
            PyUnicode_InternFromString("pool"),
+           PyUnicode_InternFromString("ref_cnt"),
            PyUnicode_InternFromString("block_hashes"),
            PyUnicode_InternFromString("scale_factor"),
            PyUnicode_InternFromString("on_block_allocated"),
@@ -780,6 +849,16 @@ BlockArena* arena_of_pool(PyObject* pool) {
     return nullptr;
   }
   return as_pool(pool)->arena;
+}
+
+bool note_changes(PyObject* self, PyObject* request) {
+  PoolObject* pool = as_pool(self);
+  if (pool->enable_events && pool->arena->pool.has_events()) {
+    for (BlockPoolEvent& event : pool->arena->pool.take_events()) {
+      pool->parts->filed.push_back({std::move(event), Ref(Py_XNewRef(request))});
+    }
+  }
+  return pool->log_uses == 0 || pool->metrics_collector == Py_None || tell_metrics(self);
 }
 
 void bind_vllm_block_pool(pybind11::module_& m) {

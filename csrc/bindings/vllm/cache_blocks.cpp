@@ -5,6 +5,7 @@
 #include <array>
 #include <memory>
 
+#include "bindings/vllm/block.h"
 #include "bindings/vllm/fast_call.h"
 #include "bindings/vllm/native_types.h"
 
@@ -31,17 +32,16 @@ std::span<const BlockId> ids_of(const CacheBlocks& self, size_t group) {
   return std::span(*self.ids).subspan(start, (*self.ends)[group] - start);
 }
 
-PyObject* id_list(std::span<const BlockId> ids) {
-  PyObject* list = PyList_New(static_cast<Py_ssize_t>(ids.size()));
-  for (size_t i = 0; list != nullptr && i < ids.size(); ++i) {
-    PyObject* id = PyLong_FromLong(ids[i]);
-    if (id == nullptr) {
-      Py_CLEAR(list);
-    } else {
-      PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), id);
-    }
+/// `arena`: whose blocks they are; null: not known.
+PyObject* id_list(BlockArena* arena, std::span<const BlockId> ids) {
+  Ref list(PyList_New(static_cast<Py_ssize_t>(ids.size())));
+  for (size_t i = 0; list && i < ids.size(); ++i) {
+    PyObject* id =
+        arena == nullptr ? PyLong_FromLong(ids[i]) : Py_XNewRef(arena->id_object(ids[i]));
+    if (id == nullptr) return nullptr;
+    PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), id);
   }
-  return list;
+  return list.release();
 }
 
 /// Borrowed: the tuple of block objects, made at the first call.
@@ -89,10 +89,14 @@ PyObject* group_ids_list(CacheBlocks& self, Py_ssize_t group) {
   if (group < 0 || group >= num_groups) {
     return PyErr_Format(PyExc_IndexError, "group %zd of %zd", group, num_groups);
   }
-  if (self.blocks == nullptr) return id_list(ids_of(self, static_cast<size_t>(group)));
+  if (self.blocks == nullptr) {
+    BlockArena* arena = self.pool == Py_None ? nullptr : arena_of_pool(self.pool);
+    if (arena == nullptr && PyErr_Occurred()) return nullptr;
+    return id_list(arena, ids_of(self, static_cast<size_t>(group)));
+  }
   std::vector<BlockId> ids;
   if (!read_block_ids(PyTuple_GET_ITEM(self.blocks, group), ids)) return nullptr;
-  return id_list(ids);
+  return id_list(nullptr, ids);
 }
 
 PyObject* get_block_ids(PyObject* object, PyObject* const* args, Py_ssize_t num_args,

@@ -17,12 +17,15 @@
 #include "bindings/vllm/cache_blocks.h"
 #include "bindings/vllm/fast_call.h"
 #include "bindings/vllm/native_types.h"
+#include "bindings/vllm/request_map.h"
 
 namespace kvplan::bindings {
 namespace {
 
 struct Names {
   PyObject* block_hashes = PyUnicode_InternFromString("block_hashes");
+  PyObject* full = PyUnicode_InternFromString("full");
+  PyObject* kv_cache_report_mode = PyUnicode_InternFromString("kv_cache_report_mode");
   PyObject* none_hash = PyUnicode_InternFromString("NONE_HASH");
   PyObject* num_computed_tokens = PyUnicode_InternFromString("num_computed_tokens");
   PyObject* num_in_flight_tokens = PyUnicode_InternFromString("num_in_flight_tokens");
@@ -53,16 +56,20 @@ struct Parts {
         pool(std::move(pool_)),
         core(options, pool),
         num_groups(core.num_groups()),
+        watermark_blocks(core.watermark_blocks()),
         enable_caching(options.enable_caching) {}
 
   CacheManagerOptions options;
   std::shared_ptr<BlockPool> pool;
   CacheManager core;
   size_t num_groups;
+  int64_t watermark_blocks;
   bool enable_caching;
   bool knows_hash_size = false;
-  bool has_states = false;  // groups whose states connectors store
-  std::unordered_map<PyObject*, Known> requests;
+  bool has_states = false;      // groups whose states connectors store
+  bool reports_events = false;  // also hits, of requests that ask for it
+  bool caches_only_full_blocks = true;
+  RequestMap<Known> requests;
   PyObject* looked_up = nullptr;  // known, without blocks: forgotten with the next such request
   std::unordered_map<int32_t, Ref> ids;  // request id of a handle, where there are states
   // Reused by every call.
@@ -81,6 +88,7 @@ struct ManagerObject {
   PyObject* watermark_statuses;  // of requests that are being admitted
   PyObject* boundary_states;     // of requests that are gone: (request id, group, block id, tokens)
   PyObject* module_dict;         // of vLLM's kv_cache_utils, where NONE_HASH is
+  PyObject* request_type;        // vLLM's own
   unsigned long long num_allocations;
   unsigned long long num_quiet;
 };
@@ -114,6 +122,20 @@ bool get_int(PyObject* request, PyObject* name, int64_t& result) {
   return value && to_int(value.get(), result);
 }
 
+/// `num_computed_tokens`: of vLLM's own requests, whose type defines no such name, from the
+/// object's dict, which takes half the time.
+bool get_num_computed(const ManagerObject& self, PyObject* request, int64_t& result) {
+  PyObject* name = names().num_computed_tokens;
+  if (reinterpret_cast<PyObject*>(Py_TYPE(request)) != self.request_type) {
+    return get_int(request, name, result);
+  }
+  const Ref dict(PyObject_GenericGetDict(request, nullptr));
+  PyObject* value = dict ? PyDict_GetItemWithError(dict.get(), name) : nullptr;
+  if (value != nullptr) return to_int(value, result);
+  if (!PyErr_Occurred()) PyErr_SetObject(PyExc_AttributeError, name);
+  return false;
+}
+
 bool read_tokens(PyObject* request, RequestTokens& tokens) {
   return get_int(request, names().num_tokens, tokens.num_tokens) &&
          get_int(request, names().num_prompt_tokens, tokens.num_prompt_tokens) &&
@@ -129,10 +151,7 @@ PyObject* request_of(ManagerObject& self, PyObject* request_id) {
   return PyDict_GetItemWithError(self.by_id, request_id);
 }
 
-Known* find(ManagerObject& self, PyObject* request) {
-  const auto it = self.parts->requests.find(request);
-  return it == self.parts->requests.end() ? nullptr : &it->second;
-}
+Known* find(ManagerObject& self, PyObject* request) { return self.parts->requests.find(request); }
 
 /// The known request of an id, or null: with a Python error, or because there is none.
 Known* find_by_id(ManagerObject& self, PyObject* request_id) {
@@ -143,13 +162,13 @@ Known* find_by_id(ManagerObject& self, PyObject* request_id) {
 /// Drops the request; its blocks are freed.
 bool forget(ManagerObject& self, PyObject* request, PyObject* request_id) {
   Parts& parts = *self.parts;
-  const auto it = parts.requests.find(request);
-  if (it == parts.requests.end()) return true;
-  const RequestHandle handle = it->second.handle;
+  const Known* known = find(self, request);
+  if (known == nullptr) return true;
+  const RequestHandle handle = known->handle;
   parts.core.remove_request(handle);
   if (parts.looked_up == request) parts.looked_up = nullptr;
   parts.ids.erase(static_cast<int32_t>(handle));
-  parts.requests.erase(it);
+  parts.requests.erase(request);
   return PyDict_DelItem(self.by_id, request_id) == 0;  // may end the request
 }
 
@@ -171,24 +190,30 @@ Known* find_or_add(ManagerObject& self, PyObject* request) {
   if (Known* known = find(self, request)) return known;
   const Ref id(PyObject_GetAttr(request, names().request_id));
   if (!id) return nullptr;
-  Known known;
   if (PyObject* other = request_of(self, id.get())) {
     // Another object for the same request: vLLM goes by the id.
-    const auto it = parts.requests.find(other);
-    known = std::move(it->second);
-    parts.requests.erase(it);
+    const Ref held(Py_NewRef(other));
+    if (PyDict_SetItem(self.by_id, id.get(), request) != 0) return nullptr;
     if (parts.looked_up == other) parts.looked_up = request;
-  } else {
-    if (PyErr_Occurred()) return nullptr;
-    settle_hash_size(self, parts);
-    known.handle = parts.core.add_request();
+    return &parts.requests.insert(request, parts.requests.erase(other));
+  }
+  if (PyErr_Occurred()) return nullptr;
+  settle_hash_size(self, parts);
+  Known known;
+  known.handle = parts.core.add_request();
+  try {
     if (parts.has_states) {
       parts.ids[static_cast<int32_t>(known.handle)] = Ref(Py_NewRef(id.get()));
     }
+    if (PyDict_SetItem(self.by_id, id.get(), request) == 0) {
+      return &parts.requests.insert(request, std::move(known));
+    }
+  } catch (...) {
+    set_python_error();
   }
-  Known& added = parts.requests[request] = std::move(known);
-  if (PyDict_SetItem(self.by_id, id.get(), request) != 0) return nullptr;
-  return &added;
+  parts.core.remove_request(known.handle);
+  parts.ids.erase(static_cast<int32_t>(known.handle));
+  return nullptr;
 }
 
 /// Of the requests that hold no blocks, only the one asked for last is kept: vLLM asks for the
@@ -274,6 +299,20 @@ PyObject* block_objects(ManagerObject& self, std::span<const BlockId> ids) {
 
 // Prefix cache.
 
+/// Where a request asks for it, what it found is reported as stored.
+bool report_hit(ManagerObject& self, PyObject* request, const Known& known) {
+  const Ref mode(PyObject_GetAttr(request, names().kv_cache_report_mode));
+  if (!mode) {
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
+    PyErr_Clear();
+    return true;
+  }
+  const int is_full = PyObject_RichCompareBool(mode.get(), names().full, Py_EQ);
+  if (is_full <= 0) return is_full == 0;
+  self.parts->core.emit_cached_block_events(known.handle, self.parts->hit);
+  return note_changes(self.pool, request);
+}
+
 /// (blocks, tokens, shared prefix boundary), with `diverged` behind for connectors.
 PyObject* look_up(PyObject* object, PyObject* const* args, Py_ssize_t num_args, PyObject* keywords,
                   bool for_connector) {
@@ -292,9 +331,9 @@ PyObject* look_up(PyObject* object, PyObject* const* args, Py_ssize_t num_args, 
     bool empty = true;
     if (parts.enable_caching && skips == 0) {
       const bool is_new = find(self, in[0]) == nullptr;
-      Known* known = find_or_add(self, in[0]);
-      if (known == nullptr) return nullptr;
+      if (find_or_add(self, in[0]) == nullptr) return nullptr;
       if (is_new && !keep_as_looked_up(self, in[0])) return nullptr;
+      Known* known = find(self, in[0]);
       int64_t max_tokens;
       if (in[1] != nullptr && in[1] != Py_None) {
         if (!to_int(in[1], max_tokens)) return nullptr;
@@ -309,6 +348,10 @@ PyObject* look_up(PyObject* object, PyObject* const* args, Py_ssize_t num_args, 
         parts.core.find_prefix(known->handle, max_tokens, hit);
       }
       empty = hit.empty();
+      if (hit.num_tokens > 0 && !hit.diverged && parts.reports_events &&
+          !report_hit(self, in[0], *known)) {
+        return nullptr;
+      }
     }
     Ref blocks(empty ? Py_NewRef(self.empty)
                      : make_blocks(self, [&](CacheBlocks& result, size_t group) {
@@ -420,11 +463,11 @@ PyObject* quiet_result(ManagerObject& self, PyObject* const* args, Py_ssize_t nu
   const int64_t quiet_until = known == nullptr ? 0 : self.parts->core.quiet_until(known->handle);
   if (quiet_until == 0) return nullptr;
   // A request that is being admitted may have to leave the watermark's blocks free.
-  if (self.parts->core.watermark_blocks() > 0 && is_admitted(self, args[0]) != 0) return nullptr;
+  if (self.parts->watermark_blocks > 0 && is_admitted(self, args[0]) != 0) return nullptr;
   int64_t num_new;
   int64_t num_computed;
   if (!to_int(args[1], num_new) || num_new <= 0) return nullptr;
-  if (!get_int(args[0], names().num_computed_tokens, num_computed)) return nullptr;
+  if (!get_num_computed(self, args[0], num_computed)) return nullptr;
   if (num_computed + num_new + num_lookahead >= quiet_until) return nullptr;
   ++self.num_quiet;
   return Py_NewRef(self.empty);
@@ -477,7 +520,7 @@ PyObject* allocate_slots(PyObject* object, PyObject* const* args, Py_ssize_t num
     allocation.skip_zeroing_groups = parts.groups;
     RequestTokens tokens;
     if (!read_tokens(in[0], tokens)) return nullptr;
-    if (has_scheduled && parts.core.watermark_blocks() > 0) {
+    if (has_scheduled && parts.watermark_blocks > 0) {
       const int admitted = is_admitted(self, in[0]);
       if (admitted < 0) return nullptr;
       allocation.apply_watermark = admitted == 1;
@@ -491,6 +534,7 @@ PyObject* allocate_slots(PyObject* object, PyObject* const* args, Py_ssize_t num
       if (is_new && !keep_as_looked_up(self, in[0])) return nullptr;
       Py_RETURN_NONE;
     }
+    if (!note_changes(self.pool, in[0])) return nullptr;
     if (parts.looked_up == in[0]) parts.looked_up = nullptr;
     if (!parts.core.has_new_blocks()) return Py_NewRef(self.empty);
     return make_blocks(self, [&](CacheBlocks& blocks, size_t group) {
@@ -559,15 +603,18 @@ PyObject* cache_blocks(PyObject* object, PyObject* const* args, Py_ssize_t num_a
     int64_t num_computed;
     if (!parts.enable_caching) Py_RETURN_NONE;
     if (!to_int(in[1], num_computed)) return nullptr;
-    // With asynchronous scheduling, every step asks for every request.
+    // With asynchronous scheduling, every step asks for every request. What is cached inside a
+    // block can be cached anew.
     if (const Known* quiet = find(self, in[0]);
-        quiet != nullptr && num_computed < parts.core.quiet_until(quiet->handle)) {
+        quiet != nullptr && parts.caches_only_full_blocks &&
+        num_computed < parts.core.quiet_until(quiet->handle)) {
       Py_RETURN_NONE;
     }
     if (!read_tokens(in[0], tokens)) return nullptr;
     Known* known = find_or_add(self, in[0]);
     if (known == nullptr || !sync_hashes(parts, in[0], *known)) return nullptr;
     parts.core.commit(known->handle, tokens, num_computed);
+    if (!note_changes(self.pool, in[0])) return nullptr;
     Py_RETURN_NONE;
   });
 }
@@ -643,7 +690,9 @@ PyObject* remove_skipped_blocks(PyObject* object, PyObject* const* args, Py_ssiz
 
 PyObject* forget_prefix_cache(PyObject* object, PyObject*) {
   return guarded(object, [&](ManagerObject&, Parts& parts) {
-    return PyBool_FromLong(parts.core.reset_prefix_cache());
+    const bool done = parts.core.reset_prefix_cache();
+    parts.pool->take_events();  // the pool has told Python of its reset itself
+    return PyBool_FromLong(done);
   });
 }
 
@@ -842,15 +891,17 @@ bool read_options(PyObject* in, CacheManagerOptions& out) {
          read_option(in, "enable_mamba_shared_prefix_checkpoint",
                      out.enable_mamba_shared_prefix_checkpoint) &&
          read_option(in, "retention_interval", out.retention_interval) &&
-         read_option(in, "needs_zeroing", out.needs_zeroing);
+         read_option(in, "needs_zeroing", out.needs_zeroing) &&
+         read_option(in, "enable_kv_cache_events", out.enable_events);
 }
 
-/// (pool, groups, options, blocks_type, watermark_statuses, module_dict); see
+/// (pool, groups, options, blocks_type, watermark_statuses, module_dict, request_type); see
 /// `kvplan.vllm.cache_manager`.
 PyObject* start(PyObject* object, PyObject* args) {
-  PyObject *pool, *capsule, *options_dict, *blocks_type, *statuses, *module_dict;
-  if (!PyArg_ParseTuple(args, "OOO!O!OO!", &pool, &capsule, &PyDict_Type, &options_dict,
-                        &PyType_Type, &blocks_type, &statuses, &PyDict_Type, &module_dict)) {
+  PyObject *pool, *capsule, *options_dict, *blocks_type, *statuses, *module_dict, *request_type;
+  if (!PyArg_ParseTuple(args, "OOO!O!OO!O", &pool, &capsule, &PyDict_Type, &options_dict,
+                        &PyType_Type, &blocks_type, &statuses, &PyDict_Type, &module_dict,
+                        &request_type)) {
     return nullptr;
   }
   ManagerObject* self = as_self(object);
@@ -883,7 +934,11 @@ PyObject* start(PyObject* object, PyObject* args) {
     auto parts = std::make_unique<Parts>(
         options,
         std::shared_ptr<BlockPool>(&arena->pool, [arena](BlockPool*) { arena->release(); }));
-    for (const CacheGroup& group : options.groups) {
+    parts->reports_events = options.enable_events;
+    for (size_t i = 0; i < options.groups.size(); ++i) {
+      const CacheGroup& group = options.groups[i];
+      parts->caches_only_full_blocks = parts->caches_only_full_blocks && !group.mamba_align &&
+                                       parts->core.block_size(i) == parts->core.hash_block_size();
       parts->has_states = parts->has_states || group.kind == CacheKind::kMamba;
     }
     self->parts = parts.release();
@@ -893,6 +948,7 @@ PyObject* start(PyObject* object, PyObject* args) {
   }
   self->pool = Py_NewRef(pool);
   self->module_dict = Py_NewRef(module_dict);
+  self->request_type = Py_NewRef(request_type);
   self->by_id = by_id.release();
   self->boundary_states = states.release();
   self->blocks_type = Py_NewRef(blocks_type);
@@ -910,6 +966,7 @@ int traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(self->watermark_statuses);
   Py_VISIT(self->boundary_states);
   Py_VISIT(self->module_dict);
+  Py_VISIT(self->request_type);
   Py_VISIT(Py_TYPE(object));
   return 0;
 }
@@ -924,6 +981,7 @@ int clear(PyObject* object) {
   Py_CLEAR(self->watermark_statuses);
   Py_CLEAR(self->boundary_states);
   Py_CLEAR(self->module_dict);
+  Py_CLEAR(self->request_type);
   return 0;
 }
 

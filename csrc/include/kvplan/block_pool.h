@@ -45,6 +45,8 @@ struct BlockPoolEvent {
   /// One per hash, in units of `block_size` from the request's start (kStored): they have gaps
   /// where a mask left blocks out.
   std::vector<int64_t> positions{};
+  int64_t first = 0;  ///< what became full, masked blocks included: [first, end) in the same units
+  int64_t end = 0;
   bool still_cached = false;  ///< the hash leads to another block now (kRemoved)
   int64_t num_lost = 0;
 
@@ -56,6 +58,16 @@ struct BlockPoolOptions {
   bool enable_events = false;  ///< queue `BlockPoolEvent`s for `take_events`
   /// Events that the queue holds at most, 1 or more. One more drops them all for one `kLost`.
   int64_t max_events = 100'000;
+  bool log_uses = false;  ///< note every `BlockUse` for `take_uses`, without a bound
+};
+
+/// What residency metrics follow: a block was handed out, found by a further holder, or lost its
+/// hashes other than by being handed out.
+struct BlockUse {
+  enum class Kind : uint8_t { kTaken, kTouched, kEvicted };
+  Kind kind = Kind::kTaken;
+  BlockId block = kNullBlock;
+  friend bool operator==(const BlockUse&, const BlockUse&) = default;
 };
 
 /// Blocks of one request that became full and shall be found by their hashes.
@@ -171,6 +183,7 @@ class KVPLAN_API BlockPool {
                          PoolGroupId group_id);
   std::vector<BlockPoolEvent> take_events();
   bool has_events() const noexcept;
+  std::vector<BlockUse> take_uses();
 
   // State of one block, for observers.
 
