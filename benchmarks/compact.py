@@ -5,8 +5,10 @@
 
 ``engine`` wants vLLM 0.32.0's CPU engine. It decodes with a tiny model of 64 equal layers that are
 dealt out to more and more groups, and takes the CPU time of the engine's thread in a step, so that
-other work on the machine does not count. The layers' own work is the same throughout, so what is
-added is the price of the groups. Once with vLLM's block pool and once with kvplan's.
+other work on the machine does not count, and how much of it goes into scheduling, block table rows
+(`MultiGroupBlockTable`) and attention metadata. The layers' own work is the same throughout, so
+what is added is the price of the groups. With 16, 64 and 256 requests, with vLLM's KV cache manager
+and with kvplan's.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 NUM_LAYERS = 64
-BATCH = 16
-PROMPT_TOKENS = 64
+BATCHES = (16, 64, 256)
+PROMPT_TOKENS = 32
 DECODE_TOKENS = 40
+PARTS = ("step", "scheduling", "rows", "metadata")
 
 
 def best_ms(function: Callable[[], Any], repeats: int = 7) -> float:
@@ -129,102 +133,130 @@ def deal_into(num_groups: int) -> None:
     kv_cache_utils.get_kv_cache_groups = grouping
 
 
-def step_times(model_dir: str, pool: type) -> tuple[float, float]:
-    """Microseconds of the engine's thread in one decoding step: all of it, and scheduling alone."""
-    from vllm import LLM, SamplingParams
+class Clock:
+    """CPU microseconds of the parts of the step that runs."""
 
-    llm = LLM(
-        model=model_dir,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        dtype="bfloat16",
-        seed=0,
-        max_model_len=512,
-        max_num_seqs=BATCH,
-    )
-    core = llm.llm_engine.engine_core.engine_core
-    scheduler = core.scheduler
-    assert type(scheduler.kv_cache_manager.block_pool) is pool
-    schedule_times: list[float] = []
-    original = {name: getattr(scheduler, name) for name in ("schedule", "update_from_output")}
+    def __init__(self) -> None:
+        self.spent = dict.fromkeys(PARTS, 0.0)
 
-    def timed(name: str) -> Callable[..., Any]:
+    def timed(self, owner: Any, name: str, part: str) -> None:
+        """Counts calls of a method as that part; of nested calls, the outer one alone."""
+        original = getattr(owner, name)
+
         def call(*args: Any, **kwargs: Any) -> Any:
+            if self._inside:
+                return original(*args, **kwargs)
+            self._inside = True
             begin = time.thread_time()
-            result = original[name](*args, **kwargs)
-            schedule_times[-1] += time.thread_time() - begin
-            return result
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.spent[part] += 1e6 * (time.thread_time() - begin)
+                self._inside = False
 
-        return call
+        setattr(owner, name, call)
 
-    for name in original:
-        setattr(scheduler, name, timed(name))
+    _inside = False
+
+
+def decode(llm: Any, batch: int, clock: Clock) -> dict[str, float]:
+    """Medians over the decoding steps of so many requests."""
+    from vllm import SamplingParams
+
     sampling = SamplingParams(
         temperature=0.0, max_tokens=DECODE_TOKENS, ignore_eos=True, detokenize=False
     )
-    for i in range(BATCH):
+    for i in range(batch):
         prompt = {"prompt_token_ids": [(i * 31 + k) % 250 + 3 for k in range(PROMPT_TOKENS)]}
-        llm.llm_engine.add_request(str(i), prompt, sampling)
-    step = []
+        llm.llm_engine.add_request(f"{batch} {i}", prompt, sampling)
+    steps = []
     while llm.llm_engine.has_unfinished_requests():
-        schedule_times.append(0.0)
+        clock.spent = dict.fromkeys(PARTS, 0.0)
         begin = time.thread_time()
         llm.llm_engine.step()
-        step.append(time.thread_time() - begin)
-    core.shutdown()
-    decoding = slice(8, -2)  # without prefill, warm-up and the last steps
-    return (
-        statistics.median(step[decoding]) * 1e6,
-        statistics.median(schedule_times[decoding]) * 1e6,
-    )
+        steps.append(clock.spent | {"step": 1e6 * (time.thread_time() - begin)})
+    # Without prefill, warm-up and the last steps; a mean, since few steps cross a block.
+    decoding = steps[-DECODE_TOKENS + 3 : -2]
+    return {part: statistics.fmean(step[part] for step in decoding) for part in PARTS}
+
+
+def one_engine(manager: str, num_groups: int) -> None:
+    """Prints a row for each number of requests."""
+    with tempfile.TemporaryDirectory() as model_dir:
+        Path(model_dir, "config.json").write_text(json.dumps(tiny_model()))
+        if manager == "kvplan":
+            import kvplan.vllm
+
+            assert kvplan.vllm.install()
+        deal_into(num_groups)
+        from vllm import LLM
+        from vllm.v1.worker.block_table import MultiGroupBlockTable
+
+        llm = LLM(
+            model=model_dir,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            dtype="bfloat16",
+            seed=0,
+            block_size=32,
+            max_model_len=512,
+            max_num_seqs=max(BATCHES),
+            max_num_batched_tokens=PROMPT_TOKENS * max(BATCHES),
+        )
+        core = llm.llm_engine.engine_core.engine_core
+        made = type(core.scheduler.kv_cache_manager).__module__
+        assert made.startswith("kvplan") == (manager == "kvplan"), made
+        assert len(core.scheduler.kv_cache_config.kv_cache_groups) == num_groups
+        clock = Clock()
+        for name in ("schedule", "update_from_output"):
+            clock.timed(core.scheduler, name, "scheduling")
+        for name, value in vars(MultiGroupBlockTable).items():
+            if callable(value) and not name.startswith("__"):
+                clock.timed(MultiGroupBlockTable, name, "rows")
+        runner = core.model_executor.driver_worker.worker.model_runner
+        clock.timed(runner, "_build_attention_metadata", "metadata")
+        for batch in BATCHES:
+            print("ROW " + json.dumps(decode(llm, batch, clock)), flush=True)
+        core.shutdown()
 
 
 def engine(group_counts: list[int]) -> None:
-    """Decoding steps against the number of groups, with both block pools."""
-    os.environ |= {
+    """Decoding steps against the number of groups, with both managers."""
+    environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
     }
-    from vllm.v1.core import kv_cache_coordinator
-
-    pools = {"vLLM": kv_cache_coordinator.BlockPool}
-    try:
-        from kvplan.vllm.block_pool import BlockPool
-
-        pools["kvplan"] = BlockPool
-    except ImportError as error:
-        print(f"kvplan's block pool is left out: {error}")
-    with tempfile.TemporaryDirectory() as model_dir:
-        Path(model_dir, "config.json").write_text(json.dumps(tiny_model()))
-        print(f"{'pool':>7} {'groups':>6} {'us/step':>9} {'scheduling':>10}", flush=True)
-        for pool, cls in pools.items():
-            kv_cache_coordinator.BlockPool = cls
-            rows = []
-            for num_groups in group_counts:
-                deal_into(num_groups)
-                rows.append((num_groups, *step_times(model_dir, cls)))
-                print(
-                    f"{pool:>7} {num_groups:>6} {rows[-1][1]:>9.0f} {rows[-1][2]:>10.0f}",
-                    flush=True,
-                )
-            if len(rows) < 2:
+    print(f"{'manager':>7} {'requests':>8} {'groups':>6}" + "".join(f"{p:>12}" for p in PARTS))
+    for manager in ("vLLM", "kvplan"):
+        rows: dict[int, dict[int, dict[str, float]]] = {batch: {} for batch in BATCHES}
+        for num_groups in group_counts:
+            environment["KVPLAN_DISABLE"] = "1" if manager == "vLLM" else "0"
+            command = [sys.executable, __file__, "one_engine", manager, str(num_groups)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
+            found = [line for line in done.stdout.splitlines() if line.startswith("ROW ")]
+            for batch, line in zip(BATCHES, found, strict=True):
+                rows[batch][num_groups] = json.loads(line.removeprefix("ROW "))
+        for batch, by_groups in rows.items():
+            for num_groups, row in by_groups.items():
+                times = "".join(f"{row[part]:>12.0f}" for part in PARTS)
+                print(f"{manager:>7} {batch:>8} {num_groups:>6}{times}", flush=True)
+            first, last = min(by_groups), max(by_groups)
+            if first == last:
                 continue
-            first, last = rows[0], rows[-1]
-            per_group = (last[1] - first[1]) / (last[0] - first[0])
-            scheduling = (last[2] - first[2]) / (last[0] - first[0])
-            print(
-                f"{pool:>7}: {per_group:.0f} us a group and step, {scheduling:.0f} of it scheduling"
-            )
+            more = {p: (by_groups[last][p] - by_groups[first][p]) / (last - first) for p in PARTS}
+            print(f"{manager:>7} {batch:>8} a more" + "".join(f"{more[p]:>12.1f}" for p in PARTS))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["search"]:
         search()
     elif sys.argv[1:2] == ["engine"]:
-        engine([int(n) for n in sys.argv[2:]] or [1, 2, 4, 8, 16, 32, 64])
+        engine([int(n) for n in sys.argv[2:]] or [1, 4, 16, 64])
+    elif sys.argv[1:2] == ["one_engine"]:
+        one_engine(sys.argv[2], int(sys.argv[3]))
     else:
         sys.exit(__doc__)
