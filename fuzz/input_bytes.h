@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "block_pool_model.h"
+#include "byte_source.h"
 
 namespace kvplan::testing {
 

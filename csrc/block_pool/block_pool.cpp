@@ -43,6 +43,15 @@ void BlockPoolState::notify_reuse(uint32_t block) {
   if (first) std::rethrow_exception(first);
 }
 
+void BlockPoolState::announce_evictions(size_t count) {
+  std::vector<BlockId> evicted;
+  uint32_t id = free_list.first();
+  for (size_t i = 0; i < count; ++i, id = free_list.next(id)) {
+    if (records[id].has_hash()) evicted.push_back(static_cast<BlockId>(id));
+  }
+  if (!evicted.empty()) on_eviction(evicted);
+}
+
 namespace {
 
 uint32_t checked_num_blocks(int64_t num_blocks) {
@@ -107,6 +116,11 @@ int64_t BlockPool::memory_bytes() const noexcept {
                               state_->secondary_keys.capacity() * sizeof(detail::SecondaryKey));
 }
 
+void BlockPool::set_eviction_hook(EvictionHook on_eviction) {
+  const OperationCheck check(*state_);
+  state_->on_eviction = std::move(on_eviction);
+}
+
 void BlockPool::get_new_blocks(std::span<BlockId> out) {
   BlockPoolState& s = *state_;
   const OperationCheck check(s);
@@ -116,6 +130,7 @@ void BlockPool::get_new_blocks(std::span<BlockId> out) {
                          std::to_string(s.num_blocks - 1) + " are free");
   }
   if (out.empty()) return;
+  if (s.on_eviction) s.announce_evictions(out.size());
   s.expect_uses(out.size());
   uint32_t id = s.free_list.first();
   if (s.watchers.empty()) [[likely]] {

@@ -33,6 +33,7 @@ struct BlockPoolState final : BlockMemory, PrefixKeys, OperationState {
 
   ReuseWatchers<BlockPool::ReuseCallback> watchers;
   std::vector<BlockUse> uses;
+  BlockPool::EvictionHook on_eviction;
 
   BlockId block_id(uint16_t, uint32_t record) const override {
     return static_cast<BlockId>(record);
@@ -53,6 +54,8 @@ struct BlockPoolState final : BlockMemory, PrefixKeys, OperationState {
     }
   }
 
+  /// Tells `on_eviction` which of the next so many free blocks are cached.
+  void announce_evictions(size_t count);
   /// Calls all callbacks of the block, then passes on what the first failing one threw.
   void notify_reuse(uint32_t block);
 };

@@ -12,8 +12,8 @@ namespace kvplan {
 
 using detail::Column;
 using detail::GroupPolicy;
+using detail::ManagerOperation;
 using detail::ManagerState;
-using detail::OperationCheck;
 using detail::Request;
 
 namespace detail {
@@ -102,7 +102,7 @@ const BlockPool& CacheManager::pool() const noexcept { return *state_->pool; }
 
 RequestHandle CacheManager::add_request() {
   ManagerState& s = *state_;
-  const OperationCheck check(s);
+  const ManagerOperation check(s);
   size_t i = s.requests.size();
   if (!s.unused_handles.empty()) {
     i = static_cast<size_t>(s.unused_handles.back());
@@ -127,6 +127,7 @@ RequestHandle CacheManager::add_request() {
 void CacheManager::remove_request(RequestHandle handle) {
   free(handle);
   ManagerState& s = *state_;
+  const ManagerOperation check(s);
   Request& request = s.request_of(handle);
   request.in_use = false;
   request.hashes.clear();
@@ -231,6 +232,8 @@ void CacheManager::emit_cached_block_events(RequestHandle handle, const PrefixHi
 void CacheManager::record_prefix_cache_stats(int64_t num_tokens, int64_t num_hits,
                                              bool preempted) noexcept {
   if (!state_->layout.enable_caching) return;
+  state_->counters.num_queried_tokens.fetch_add(num_tokens, std::memory_order_relaxed);
+  state_->counters.num_hit_tokens.fetch_add(num_hits, std::memory_order_relaxed);
   PrefixCacheStats& stats = state_->stats;
   (preempted ? stats.preempted_requests : stats.requests) += 1;
   (preempted ? stats.preempted_queries : stats.queries) += num_tokens;
@@ -241,12 +244,27 @@ PrefixCacheStats CacheManager::take_prefix_cache_stats() noexcept {
   return std::exchange(state_->stats, {});
 }
 
+CacheManagerCounters CacheManager::counters() const noexcept {
+  const detail::SharedCounters& c = state_->counters;
+  const auto get = [](const std::atomic<int64_t>& counter) {
+    return counter.load(std::memory_order_relaxed);
+  };
+  return {.num_requests = get(c.num_requests),
+          .num_free_blocks = get(c.num_free_blocks),
+          .num_cached_hashes = get(c.num_cached_hashes),
+          .num_queried_tokens = get(c.num_queried_tokens),
+          .num_hit_tokens = get(c.num_hit_tokens)};
+}
+
 // Allocation.
 
 bool CacheManager::allocate(RequestHandle request, const RequestTokens& tokens,
                             const Allocation& allocation, const PrefixHit* hit) {
-  const OperationCheck check(*state_);
+  const ManagerOperation check(*state_);
   const auto stop = state_->allocate(request, tokens, allocation, hit);
+  if (stop == StepResult::Stop::kDone && hit != nullptr) {
+    state_->release_hold(state_->request_of(request));
+  }
   check.done(*this);
   return stop == StepResult::Stop::kDone;
 }
@@ -266,7 +284,7 @@ int64_t CacheManager::quiet_until(RequestHandle request) const noexcept {
 }
 
 StepResult CacheManager::schedule(const DecodeStep& step, std::span<AppendedBlock> appended) {
-  const OperationCheck check(*state_);
+  const ManagerOperation check(*state_);
   const StepResult result = state_->schedule(step, appended);
   check.done(*this);
   return result;
@@ -283,7 +301,7 @@ int64_t CacheManager::num_blocks_to_allocate(RequestHandle handle, const Demand&
 void CacheManager::commit(RequestHandle handle, const RequestTokens& tokens,
                           int64_t num_computed_tokens) {
   ManagerState& s = *state_;
-  const OperationCheck check(s);
+  const ManagerOperation check(s);
   Request& request = s.request_of(handle);
   detail::check_tokens(tokens);
   if (num_computed_tokens < 0) {
@@ -307,7 +325,7 @@ void CacheManager::commit(RequestHandle handle, const RequestTokens& tokens,
 
 void CacheManager::remove_skipped_blocks(RequestHandle handle, int64_t num_processed_tokens,
                                          std::optional<int64_t> num_prompt_tokens) {
-  const OperationCheck check(*state_);
+  const ManagerOperation check(*state_);
   Request& request = state_->request_of(handle);
   if (num_processed_tokens < 0 || num_prompt_tokens.value_or(0) < 0) {
     throw InvalidArgument("remove_skipped_blocks: a number of tokens is negative");
@@ -319,7 +337,8 @@ void CacheManager::remove_skipped_blocks(RequestHandle handle, int64_t num_proce
 
 void CacheManager::free(RequestHandle handle) {
   ManagerState& s = *state_;
-  const OperationCheck check(s);
+  const ManagerOperation check(s);
+  s.release_hold(s.request_of(handle));
   s.pop_blocks(handle, s.request_of(handle), [&](std::vector<BlockId>& ids) {
     std::reverse(ids.begin(), ids.end());
     if (!ids.empty()) s.pool->free_blocks(ids);
@@ -329,8 +348,9 @@ void CacheManager::free(RequestHandle handle) {
 
 void CacheManager::pop_blocks_for_free(RequestHandle handle, std::vector<BlockId>& out) {
   ManagerState& s = *state_;
-  const OperationCheck check(s);
+  const ManagerOperation check(s);
   Request& request = s.request_of(handle);
+  s.release_hold(request);
   out.clear();
   s.pop_blocks(handle, request,
                [&](std::vector<BlockId>& ids) { out.insert(out.end(), ids.begin(), ids.end()); });
@@ -339,7 +359,7 @@ void CacheManager::pop_blocks_for_free(RequestHandle handle, std::vector<BlockId
 
 void CacheManager::evict_blocks(std::span<const BlockId> blocks) {
   ManagerState& s = *state_;
-  const OperationCheck check(s);
+  const ManagerOperation check(s);
   s.pool->evict_blocks(blocks);
   // A request may have a boundary to cache once more.
   std::fill(s.quiet_until.begin(), s.quiet_until.end(), 0);
@@ -348,7 +368,7 @@ void CacheManager::evict_blocks(std::span<const BlockId> blocks) {
 
 bool CacheManager::reset_prefix_cache() {
   ManagerState& s = *state_;
-  const OperationCheck check(s);
+  const ManagerOperation check(s);
   if (!s.pool->reset_prefix_cache()) return false;
   s.stats.reset = true;
   std::fill(s.quiet_until.begin(), s.quiet_until.end(), 0);

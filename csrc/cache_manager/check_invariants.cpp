@@ -28,6 +28,8 @@ void CacheManager::check_invariants() const {
         if (block != kNullBlock) ++holders[block];
       }
     }
+    require(request.in_use || request.held.empty(), "a removed request holds a prefix", id);
+    for (const BlockId block : request.held) ++holders[block];
     for (size_t g = 0; g < request.groups.size(); ++g) {
       const int64_t length = request.tables[s.layout.groups[g].table].length;
       require(request.groups[g].num_cached <= length, "blocks are cached that are not held", id);

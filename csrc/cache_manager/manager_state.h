@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -56,6 +57,7 @@ struct Request {
   std::vector<GroupProgress> groups;
   std::vector<StateProgress> states;  // by `GroupPolicy::state`
   RequestTokens tokens;               // of the last call
+  std::vector<BlockId> held;          // by `hold_prefix`
 };
 
 struct NewBlocks {
@@ -99,6 +101,15 @@ class Column {
   size_t column_;
 };
 
+/// `CacheManagerCounters` that another thread reads.
+struct SharedCounters {
+  std::atomic<int64_t> num_requests{0};
+  std::atomic<int64_t> num_free_blocks{0};
+  std::atomic<int64_t> num_cached_hashes{0};
+  std::atomic<int64_t> num_queried_tokens{0};
+  std::atomic<int64_t> num_hit_tokens{0};
+};
+
 struct ManagerState : OperationState {
   ManagerState(const CacheManagerOptions& options, std::shared_ptr<BlockPool> pool_);
 
@@ -109,6 +120,7 @@ struct ManagerState : OperationState {
   std::vector<int64_t> quiet_until;  // by request
   std::vector<int32_t> unused_handles;
   PrefixCacheStats stats;
+  SharedCounters counters;
 
   // Until taken, by group.
   std::vector<std::vector<BlockId>> new_block_ids;
@@ -173,6 +185,13 @@ struct ManagerState : OperationState {
                           int64_t num_tokens) const;
   static std::string step_key(std::string_view hash, size_t group);
 
+  // hold.cpp
+  void release_hold(Request& request);
+
+  // fork.cpp, revert.cpp
+  /// Throws `Unsupported` with a group whose states move while it runs.
+  void refuse_states(const char* operation) const;
+
   // release.cpp
   void remove_skipped(Request& request, int64_t num_processed,
                       std::optional<int64_t> num_prompt_tokens);
@@ -180,6 +199,25 @@ struct ManagerState : OperationState {
   /// the order of allocation.
   using PopGroup = std::function<void(std::vector<BlockId>& ids)>;
   void pop_blocks(RequestHandle handle, Request& request, const PopGroup& pop_group);
+};
+
+/// Guards a public operation, and publishes the counters at its end.
+class ManagerOperation : public OperationCheck {
+ public:
+  explicit ManagerOperation(ManagerState& state) : OperationCheck(state), state_(state) {}
+  ~ManagerOperation() {
+    const auto set = [](std::atomic<int64_t>& counter, size_t value) {
+      counter.store(static_cast<int64_t>(value), std::memory_order_relaxed);
+    };
+    set(state_.counters.num_requests, state_.requests.size() - state_.unused_handles.size());
+    set(state_.counters.num_free_blocks, static_cast<size_t>(state_.pool->num_free_blocks()));
+    set(state_.counters.num_cached_hashes, static_cast<size_t>(state_.pool->num_cached_hashes()));
+  }
+  ManagerOperation(const ManagerOperation&) = delete;
+  ManagerOperation& operator=(const ManagerOperation&) = delete;
+
+ private:
+  ManagerState& state_;
 };
 
 /// Throws `InvalidArgument` for counts that no request has.

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "byte_source.h"
 #include "kvplan/block_pool.h"
 
 /// An obvious block pool, and a driver that applies one sequence of operations to it and to the
@@ -204,14 +205,6 @@ class ModelPool {
   std::vector<BlockPoolEvent> events;
   std::map<uint16_t, int64_t> block_size_of;  // as a group's blocks were stored last
   std::vector<int> reused;
-};
-
-/// Where the driver takes its decisions from: random numbers, or a fuzzer's input.
-class ByteSource {
- public:
-  virtual ~ByteSource() = default;
-  virtual uint8_t next() = 0;
-  int below(int n) { return n <= 1 ? 0 : (next() << 8 | next()) % n; }
 };
 
 class BlockPoolDriver {

@@ -556,18 +556,68 @@ TEST(BlockPool, ManyKeysOfOneByteDifference) {
   EXPECT_TRUE(pool.find(views.back(), kGroup).has_value());
 }
 
-class RandomBytes : public testing::ByteSource {
- public:
-  explicit RandomBytes(uint32_t seed) : random_(seed) {}
-  uint8_t next() override { return static_cast<uint8_t>(random_() >> 24); }
+TEST(BlockPool, EvictionHookSeesContentsBeforeTheyGo) {
+  BlockPool pool(6);
+  std::vector<BlockId> blocks = pool.get_new_blocks(3);
+  const std::vector<std::string_view> views = {"first", "second", "third"};
+  pool.cache_full_blocks({.blocks = blocks, .hashes = views, .block_size = 16});
+  pool.free_blocks(blocks);
+  std::vector<std::string> evicted;
+  bool throws = true;
+  pool.set_eviction_hook([&](std::span<const BlockId> ids) {
+    if (throws) throw std::runtime_error("not now");
+    for (const BlockId id : ids) evicted.emplace_back(pool.block_hash(id));
+  });
+  EXPECT_EQ(pool.get_new_blocks(2).size(), 2u) << "nothing is cached in them";
+  const std::vector<BlockId> before = pool.free_block_ids();
+  EXPECT_THROW(pool.get_new_blocks(2), std::runtime_error);
+  EXPECT_EQ(pool.free_block_ids(), before);
+  throws = false;
+  EXPECT_EQ(pool.get_new_blocks(2), (std::vector<BlockId>{blocks[0], blocks[1]}));
+  EXPECT_EQ(evicted, (std::vector<std::string>{"first", "second"}));
+  pool.set_eviction_hook(nullptr);
+  pool.get_new_blocks(1);
+  EXPECT_EQ(evicted.size(), 2u);
+}
 
- private:
-  std::mt19937 random_;
-};
+TEST(BlockPool, PrefixCacheIsSavedAndRestored) {
+  BlockPool pool(8);
+  std::vector<BlockId> blocks = pool.get_new_blocks(4);
+  const std::vector<std::string_view> views = {"a", "b", "c", "d"};
+  pool.cache_full_blocks({.blocks = blocks, .hashes = views, .block_size = 16});
+  pool.insert_hash(blocks[1], "another", PoolGroupId{3}, 8);
+  pool.free_blocks(std::vector<BlockId>{blocks[2], blocks[1], blocks[0]});
+  const std::vector<SavedHash> saved = save_prefix_cache(pool);
+  ASSERT_EQ(saved.size(), 5u);
+  EXPECT_EQ(saved[0].hash, "c");
+  EXPECT_EQ(saved[0].num_tokens, 48);
+  EXPECT_EQ(saved.back().block, blocks[3]) << "in use";
+
+  BlockPool other(8);
+  restore_prefix_cache(other, saved);
+  other.check_invariants();
+  EXPECT_EQ(other.find("b", PoolGroupId{0}), blocks[1]);
+  EXPECT_EQ(other.find("another", PoolGroupId{3}), blocks[1]);
+  EXPECT_EQ(save_prefix_cache(other), saved);
+  EXPECT_THROW(restore_prefix_cache(other, saved), BlockPoolError) << "it has cached blocks";
+  BlockPool small(3);
+  EXPECT_THROW(restore_prefix_cache(small, saved), BlockPoolError);
+  std::vector<SavedHash> bad = saved;
+  std::swap(bad[1], bad[4]);
+  std::swap(bad[2], bad[3]);
+  bad[0].block = blocks[1];
+  BlockPool empty(8);
+  EXPECT_THROW(restore_prefix_cache(empty, bad), BlockPoolError);
+  bad = saved;
+  bad[0].hash.clear();
+  EXPECT_THROW(restore_prefix_cache(empty, bad), InvalidArgument);
+  EXPECT_EQ(empty.num_cached_hashes(), 0);
+  EXPECT_EQ(empty.free_block_ids(), BlockPool(8).free_block_ids());
+}
 
 TEST(BlockPool, BehavesLikeTheModel) {
   for (uint32_t seed = 0; seed < 40; ++seed) {
-    RandomBytes bytes(seed);
+    testing::RandomBytes bytes(seed);
     testing::BlockPoolDriver driver(1 + static_cast<int>(seed % 20), seed % 4 != 0);
     for (int i = 0; i < 2500; ++i) ASSERT_NO_THROW(driver.step(bytes)) << "seed " << seed;
   }

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -204,6 +206,169 @@ TEST_F(FullAndWindow, OptionsAreChecked) {
   KVCacheSpec hot;
   hot.kind = SpecKind::kHiSparseHot;
   EXPECT_THROW(cache_group(hot), Unsupported);
+}
+
+TEST_F(FullAndWindow, HeldPrefixSurvivesOthers) {
+  const RequestHandle first = admit(100);
+  manager.free(first);
+  const RequestHandle second = manager.add_request();
+  manager.append_hashes(second, hashes(6));
+  PrefixHit hit;
+  manager.hold_prefix(second, 99, hit);
+  ASSERT_EQ(hit.num_tokens, 96);
+  const int64_t num_held = 6 + 2;
+  EXPECT_EQ(manager.pool().num_free_blocks(), 99 - num_held);
+  // All others are taken, and none of the found ones is among them.
+  const std::vector<BlockId> others = manager.pool().get_new_blocks(99 - num_held);
+  Allocation allocation = fresh(4);
+  allocation.num_new_computed_tokens = 96;
+  EXPECT_FALSE(manager.allocate(second, prompt(100), allocation, &hit)) << "still held";
+  manager.pool().free_blocks(others);
+  EXPECT_TRUE(manager.allocate(second, prompt(100), allocation, &hit));
+  EXPECT_EQ(manager.pool().ref_count(hit.blocks[0][0]), 1);
+  EXPECT_THROW(manager.hold_prefix(second, 99, hit), InvalidArgument) << "it has blocks";
+  manager.free(second);
+  manager.hold_prefix(second, 99, hit);
+  manager.hold_prefix(second, 99, hit);
+  EXPECT_EQ(hit.num_tokens, 96);
+  EXPECT_EQ(manager.pool().ref_count(hit.blocks[0][0]), 1) << "the second replaces the first";
+  manager.release_hold(second);
+  EXPECT_EQ(manager.pool().num_free_blocks(), 99);
+  manager.hold_prefix(second, 99, hit);
+  manager.remove_request(second);
+  EXPECT_EQ(manager.pool().num_free_blocks(), 99);
+}
+
+TEST_F(FullAndWindow, ForkSharesWhatIsFullAndCopiesTheRest) {
+  const RequestHandle parent = admit(100);
+  const std::optional<RequestHandle> child = manager.fork(parent, 100);
+  ASSERT_TRUE(child.has_value());
+  const std::vector<BlockCopy> copies = manager.take_copies();
+  EXPECT_EQ(copies, (std::vector<BlockCopy>{{7, 15}, {14, 16}}));
+  EXPECT_EQ(table(manager, *child, 0), (std::vector<BlockId>{1, 2, 3, 4, 5, 6, 15}));
+  EXPECT_EQ(table(manager, *child, 1), (std::vector<BlockId>{8, 9, 10, 11, 12, 13, 16}));
+  for (const BlockCopy& copy : copies) {
+    EXPECT_EQ(manager.pool().ref_count(copy.source), 2);
+    manager.pool().free_blocks(std::array{copy.source, copy.destination});
+  }
+  // Both go on by themselves; the child's next block is cached under its own hash.
+  RequestTokens now = prompt(100);
+  now.num_computed_tokens = 100;
+  now.num_tokens = 113;
+  for (const auto& [request, seed] : {std::pair{parent, 1u}, std::pair{*child, 2u}}) {
+    manager.append_hashes(request, hashes(1, seed));
+    EXPECT_TRUE(manager.allocate(request, now, fresh(13)));
+  }
+  EXPECT_NE(table(manager, parent, 0).back(), table(manager, *child, 0).back());
+  EXPECT_EQ(manager.estimate_cached_tokens(*child), 112);
+  manager.remove_request(parent);
+  manager.check_invariants();
+  manager.remove_request(*child);
+  EXPECT_EQ(manager.pool().num_free_blocks(), 99);
+}
+
+TEST_F(FullAndWindow, ForkNeedsItsBlocks) {
+  const RequestHandle parent = admit(100);
+  EXPECT_THROW(manager.fork(parent, 113), InvalidArgument);
+  EXPECT_THROW(manager.fork(parent, -1), InvalidArgument);
+  const std::vector<BlockId> others =
+      manager.pool().get_new_blocks(manager.pool().num_free_blocks() - 1);
+  EXPECT_EQ(manager.fork(parent, 100), std::nullopt);
+  EXPECT_EQ(manager.num_requests(), 1u);
+  EXPECT_FALSE(manager.has_copies());
+  EXPECT_TRUE(manager.fork(parent, 96).has_value()) << "whole blocks need none";
+  manager.pool().free_blocks(others);
+  CacheGroup states = group(CacheKind::kMamba, 16);
+  states.mamba_align = true;
+  CacheManager stateful(options({group(CacheKind::kFullAttention, 16), states}));
+  const RequestHandle request = stateful.add_request();
+  EXPECT_THROW(stateful.fork(request, 0), Unsupported);
+  EXPECT_THROW(stateful.revert(request, 0), Unsupported);
+}
+
+TEST_F(FullAndWindow, RevertedStepHasNotHappened) {
+  const RequestHandle request = admit(90);
+  const std::vector<BlockId> before = table(manager, request, 0);
+  const std::vector<BlockId> free_before = manager.pool().free_block_ids();
+  RequestTokens now = prompt(90);
+  now.num_computed_tokens = 90;
+  now.num_tokens = 130;
+  manager.append_hashes(request, hashes(3, 5));
+  ASSERT_TRUE(manager.allocate(request, now, fresh(40)));
+  EXPECT_EQ(manager.estimate_cached_tokens(request), 128);
+  manager.revert(request, 90);
+  EXPECT_EQ(table(manager, request, 0), before);
+  EXPECT_EQ(manager.estimate_cached_tokens(request), 80);
+  std::vector<BlockId> free_after = manager.pool().free_block_ids();
+  EXPECT_EQ(free_after.size(), free_before.size() + 3) << "the window has let go of three";
+  EXPECT_THROW(manager.revert(request, 20), InvalidArgument) << "which that needs";
+  EXPECT_THROW(manager.revert(request, -1), InvalidArgument);
+  // And it can be done again.
+  ASSERT_TRUE(manager.allocate(request, now, fresh(40)));
+  EXPECT_EQ(manager.estimate_cached_tokens(request), 128);
+  manager.revert(request, 130);
+  EXPECT_EQ(manager.estimate_cached_tokens(request), 128);
+}
+
+TEST(CacheManager, ArithmeticOfAGroupIsWhatAManagerDoes) {
+  CacheGroup states = group(CacheKind::kMamba, 16);
+  states.mamba_align = true;
+  states.num_speculative_blocks = 2;
+  CacheGroup window = group(CacheKind::kSlidingWindow, 16, 40);
+  window.extra_retained_tokens = 5;
+  for (const CacheGroup& one :
+       {group(CacheKind::kFullAttention, 16), window, group(CacheKind::kChunkedLocal, 16, 48),
+        group(CacheKind::kCircularBuffer, 16), states}) {
+    CacheManagerOptions alone = options({one});
+    alone.enable_caching = false;
+    CacheManager manager(alone);
+    const RequestHandle request = manager.add_request();
+    RequestTokens now = prompt(1);
+    for (int64_t computed = 0; computed < 400; ++computed, ++now.num_tokens) {
+      now.num_computed_tokens = computed;
+      ASSERT_TRUE(manager.allocate(request, now, fresh(1)));
+      const std::vector<BlockId> ids = table(manager, request, 0);
+      const int64_t held = std::ssize(ids) - std::count(ids.begin(), ids.end(), kNullBlock);
+      // A state's source is held one step longer.
+      const bool is_copied = one.mamba_align && computed > 1 && computed % 16 <= 1;
+      if (!is_copied) {
+        ASSERT_EQ(held, blocks_held(one, computed, 1)) << computed;
+      }
+      if (!one.mamba_align && one.kind != CacheKind::kCircularBuffer) {
+        ASSERT_EQ(std::count(ids.begin(), ids.end(), kNullBlock),
+                  skipped_tokens(one, computed) / 16);
+      }
+    }
+  }
+  EXPECT_EQ(blocks_for_hit(group(CacheKind::kFullAttention, 16), 100), 7);
+  EXPECT_EQ(blocks_for_hit(window, 112), 3);
+  EXPECT_EQ(blocks_for_hit(window, 16), 1);
+  EXPECT_EQ(blocks_for_hit(group(CacheKind::kChunkedLocal, 16, 48), 112), 1);
+  EXPECT_EQ(blocks_for_hit(states, 112), 1);
+  EXPECT_EQ(blocks_for_hit(states, 0), 0);
+  CacheGroup sharded = group(CacheKind::kFullAttention, 16);
+  sharded.dcp_sharded = true;
+  EXPECT_EQ(blocks_held(sharded, 100, 1, 4), 2);
+  EXPECT_THROW(blocks_held(sharded, -1, 1), InvalidArgument);
+  EXPECT_THROW(blocks_held(sharded, 1, -1), InvalidArgument);
+  EXPECT_THROW(skipped_tokens(group(CacheKind::kSlidingWindow, 16, 0), 5), InvalidArgument);
+}
+
+TEST_F(FullAndWindow, CountersFollow) {
+  const RequestHandle request = admit(100);
+  CacheManagerCounters now = manager.counters();
+  EXPECT_EQ(now.num_requests, 1);
+  EXPECT_EQ(now.num_free_blocks, 99 - 14);
+  EXPECT_EQ(now.num_cached_hashes, manager.pool().num_cached_hashes());
+  manager.record_prefix_cache_stats(100, 64, false);
+  manager.take_prefix_cache_stats();
+  manager.record_prefix_cache_stats(100, 0, true);
+  manager.remove_request(request);
+  now = manager.counters();
+  EXPECT_EQ(now.num_requests, 0);
+  EXPECT_EQ(now.num_free_blocks, 99);
+  EXPECT_EQ(now.num_queried_tokens, 200);
+  EXPECT_EQ(now.num_hit_tokens, 64);
 }
 
 TEST(CacheManager, AnyPoolOrderLeavesNothingBehind) {

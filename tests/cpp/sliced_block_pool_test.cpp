@@ -983,22 +983,13 @@ TEST(HighestBit, IsTheLargestMember) {
   }
 }
 
-class RandomBytes : public testing::ByteSource {
- public:
-  explicit RandomBytes(uint64_t seed) : random_(seed) {}
-  uint8_t next() override { return static_cast<uint8_t>(random_() >> 7); }
-
- private:
-  std::mt19937_64 random_;
-};
-
 TEST(SlicedBlockPool, DoesWhatTheModelDoes) {
   constexpr int kPools = 200;
   constexpr int kSteps = 5000;  // a million in all
   int64_t num_moves = 0;
   int64_t num_reused = 0;
   for (int seed = 0; seed < kPools; ++seed) {
-    RandomBytes bytes(static_cast<uint64_t>(seed));
+    testing::RandomBytes bytes(static_cast<uint64_t>(seed));
     const int num_large = 1 + bytes.below(seed % 2 ? 14 : 24);
     std::vector<int> slices;
     for (int n = bytes.below(4); n >= 0; --n) slices.push_back(1 + bytes.below(7));

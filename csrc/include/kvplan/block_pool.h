@@ -127,6 +127,12 @@ class KVPLAN_API BlockPool {
 
   // Allocation.
 
+  /// Called by `get_new_blocks` with the blocks whose cached contents it is about to give up, in
+  /// the order of eviction, while they still have their hashes: to write them elsewhere. It may
+  /// read the pool and not change it; what it throws is passed on, and nothing has changed. Null:
+  /// nobody is told.
+  using EvictionHook = std::function<void(std::span<const BlockId>)>;
+  void set_eviction_hook(EvictionHook on_eviction);
   /// Takes the next free blocks, all of `out` or none, and forgets what they cached.
   void get_new_blocks(std::span<BlockId> out);
   std::vector<BlockId> get_new_blocks(int64_t num_blocks);
@@ -221,5 +227,20 @@ class KVPLAN_API BlockPool {
  private:
   std::unique_ptr<detail::BlockPoolState> state_;
 };
+
+/// A hash of the prefix cache and the block it leads to.
+struct SavedHash {
+  BlockId block = kNullBlock;
+  PoolGroupId group_id{};
+  std::optional<int64_t> num_tokens{};
+  std::string hash{};
+  friend bool operator==(const SavedHash&, const SavedHash&) = default;
+};
+/// The prefix cache of a pool, to be restored while the blocks' memory is as it was: the block that
+/// is evicted first comes first, blocks in use last.
+KVPLAN_API std::vector<SavedHash> save_prefix_cache(const BlockPool& pool);
+/// Puts it into a pool without blocks in use or cached; throws `BlockPoolError` for another, or for
+/// a block that it does not have, and changes nothing. No events.
+KVPLAN_API void restore_prefix_cache(BlockPool& pool, std::span<const SavedHash> saved);
 
 }  // namespace kvplan

@@ -53,6 +53,21 @@ struct CacheGroup {
 /// The group of a spec. Throws `Unsupported` for HiSparse, encoder-only and custom specs.
 KVPLAN_API CacheGroup cache_group(const KVCacheSpec& spec, bool is_eagle_group = false);
 
+// Arithmetic of a group by itself, as the manager does it. `dcp_world_size`: ranks that share the
+// tokens of a block. They throw `InvalidArgument` for a group that no manager takes.
+
+/// Tokens that nobody reads once so many are computed: whole blocks of them are freed. RSWA frees
+/// behind the prompt, which this does not know of.
+KVPLAN_API int64_t skipped_tokens(const CacheGroup& group, int64_t num_computed_tokens,
+                                  int64_t dcp_world_size = 1);
+/// Blocks that a request holds in a step that computes `num_new_tokens` after
+/// `num_computed_tokens`, RSWA's gap included, an encoder's blocks not.
+KVPLAN_API int64_t blocks_held(const CacheGroup& group, int64_t num_computed_tokens,
+                               int64_t num_new_tokens, int64_t dcp_world_size = 1);
+/// Blocks that a request reads which continues from a hit of `num_tokens` tokens, EAGLE's aside.
+KVPLAN_API int64_t blocks_for_hit(const CacheGroup& group, int64_t num_tokens,
+                                  int64_t dcp_world_size = 1);
+
 struct CacheManagerOptions {
   std::vector<CacheGroup> groups;
   int64_t num_blocks = 0;  ///< of the pool, the null block included
@@ -141,6 +156,16 @@ struct PrefixCacheStats {
   friend bool operator==(const PrefixCacheStats&, const PrefixCacheStats&) = default;
 };
 
+/// Numbers that any thread may read while another one calls the manager: each as of the end of some
+/// call, not all of the same.
+struct CacheManagerCounters {
+  int64_t num_requests = 0;
+  int64_t num_free_blocks = 0;
+  int64_t num_cached_hashes = 0;
+  int64_t num_queried_tokens = 0;  ///< of all lookups that were recorded, never reset
+  int64_t num_hit_tokens = 0;      ///< of these
+};
+
 /// One decode step of many requests: arrays with an element a request. An empty array of new tokens
 /// means one each, of tokens: computed and new ones, of tokens in flight: none. Prompt length and
 /// shared prefix boundary are those of the request's last `allocate` or `commit`.
@@ -204,8 +229,8 @@ class BlockTableView {
 /// have changed nothing then. A request that does not fit is no error: `allocate` returns false,
 /// `schedule` says where it stopped.
 ///
-/// One writer: calls must not overlap. In a step that crosses no block boundary nothing is
-/// allocated on the heap.
+/// One writer: calls must not overlap, `counters` aside. In a step that crosses no block boundary
+/// nothing is allocated on the heap.
 class KVPLAN_API CacheManager {
  public:
   explicit CacheManager(const CacheManagerOptions& options);
@@ -255,6 +280,11 @@ class KVPLAN_API CacheManager {
   /// The full attention groups' own hit where a connector can supply the states that are missing.
   /// Mirrors KVCacheManager.get_computed_blocks_for_connector (0.33).
   void find_prefix_for_connector(RequestHandle request, int64_t max_tokens, PrefixHit& hit) const;
+  /// As `find_prefix`, and holds what it found, so that other requests may take blocks before
+  /// `allocate` takes the hit over. `release_hold`, `free` and `remove_request` let it go, a second
+  /// call replaces it. The hit must be the request's first.
+  void hold_prefix(RequestHandle request, int64_t max_tokens, PrefixHit& hit);
+  void release_hold(RequestHandle request);
   /// Shortens a hit to `num_tokens`, a multiple of every block.
   void truncate_prefix(PrefixHit& hit, int64_t num_tokens) const;
   /// Stored events for the blocks of a hit, which are stored already.
@@ -298,8 +328,19 @@ class KVPLAN_API CacheManager {
   /// Mirrors KVCacheManager.cache_blocks (0.33).
   void commit(RequestHandle request, const RequestTokens& tokens, int64_t num_computed_tokens);
 
+  /// A second request with the first `num_computed_tokens` tokens of `request` and all its hashes.
+  /// They share what neither writes any more: cached blocks, and full ones where nothing is cached.
+  /// The others are copied (`take_copies`). None if the pool has no blocks for the copies. Throws
+  /// `Unsupported` with a Mamba group in `align` mode, `InvalidArgument` for tokens without blocks.
+  std::optional<RequestHandle> fork(RequestHandle request, int64_t num_computed_tokens);
+
   // Release.
 
+  /// Takes back what the request got and cached for tokens after the first `num_computed_tokens`:
+  /// its steps after those did not happen. What windows have let go stays gone; throws
+  /// `InvalidArgument` where that is needed again, and `Unsupported` with a Mamba group in `align`
+  /// mode. A request that took over a block which is forgotten here must be freed by its caller.
+  void revert(RequestHandle request, int64_t num_computed_tokens);
   /// Frees what lies behind the windows of a request with so many processed tokens. RSWA frees the
   /// gap behind the prompt only where its length is given.
   void remove_skipped_blocks(RequestHandle request, int64_t num_processed_tokens,
@@ -344,6 +385,8 @@ class KVPLAN_API CacheManager {
                                                     int64_t num_in_flight_tokens);
   std::vector<BlockPoolEvent> take_events() { return pool().take_events(); }
   double usage() const noexcept { return pool().usage(); }
+  /// For any thread. What is done to the pool alone counts with the manager's next call.
+  CacheManagerCounters counters() const noexcept;
 
   /// Throws `BlockPoolError` if tables, pool and counters contradict each other.
   void check_invariants() const;

@@ -1,0 +1,114 @@
+#include <algorithm>
+#include <string>
+
+#include "cache_manager/manager_state.h"
+#include "kvplan/cache_manager.h"
+#include "kvplan/errors.h"
+
+namespace kvplan {
+namespace detail {
+
+void ManagerState::refuse_states(const char* operation) const {
+  for (size_t g = 0; g < layout.groups.size(); ++g) {
+    if (!layout.groups[g].mamba_align) continue;
+    throw Unsupported(std::string(operation) + ": the states of group " + std::to_string(g) +
+                      " (mamba_cache_mode='align') move with each step");
+  }
+}
+
+namespace {
+
+/// Blocks at the beginning of a group's table that no request writes any more.
+int64_t num_shared(const ManagerState& s, const Request& request, size_t g, int64_t num_computed) {
+  const GroupPolicy& group = s.layout.groups[g];
+  if (group.kind == CacheKind::kCrossAttention) return request.tables[group.table].length;
+  if (group.kind == CacheKind::kMamba || group.kind == CacheKind::kCircularBuffer) return 0;
+  // One that is full and will be cached must not be cached twice.
+  if (s.layout.enable_caching && group.prefix_cacheable) {
+    return std::max<int64_t>(0, request.groups[g].num_cached);
+  }
+  return num_computed / group.block_size;
+}
+
+/// Blocks of a group's table that the first `num_computed` tokens and its states lie in.
+int64_t num_kept(const Request& request, const GroupPolicy& group, int64_t num_computed) {
+  const int64_t length = request.tables[group.table].length;
+  if (!group.covers_tokens || group.kind == CacheKind::kCircularBuffer) return length;
+  const int64_t kept = checked::cdiv(num_computed, group.block_size);
+  if (kept <= length) return kept;
+  throw InvalidArgument("fork: the request has no blocks for " + std::to_string(num_computed) +
+                        " tokens");
+}
+
+}  // namespace
+}  // namespace detail
+
+std::optional<RequestHandle> CacheManager::fork(RequestHandle handle, int64_t num_computed_tokens) {
+  detail::ManagerState& s = *state_;
+  const detail::ManagerOperation check(s);
+  s.refuse_states("fork");
+  if (num_computed_tokens < 0) {
+    throw InvalidArgument("fork: " + std::to_string(num_computed_tokens) + " computed tokens");
+  }
+  struct Part {
+    int64_t shared;
+    int64_t kept;
+  };
+  std::vector<Part> parts;
+  int64_t num_copied = 0;
+  {
+    detail::Request& from = s.request_of(handle);
+    for (size_t g = 0; g < num_groups(); ++g) {
+      const detail::GroupPolicy& group = s.layout.groups[g];
+      const int64_t kept = detail::num_kept(from, group, num_computed_tokens);
+      const int64_t shared = std::min(kept, detail::num_shared(s, from, g, num_computed_tokens));
+      parts.push_back({shared, kept});
+      detail::Column blocks = s.column(from, group);
+      for (int64_t i = shared; i < kept; ++i) num_copied += blocks[i] != kNullBlock;
+    }
+  }
+  if (num_copied > pool().num_free_blocks()) return std::nullopt;
+
+  const RequestHandle made = add_request();
+  detail::Request& from = s.request_of(handle);
+  detail::Request& to = s.request_of(made);
+  to.hashes = from.hashes;
+  to.tokens = from.tokens;
+  to.groups = from.groups;
+  // All memory is there before the pool gives anything.
+  std::vector<BlockId> copies(static_cast<size_t>(num_copied));
+  std::vector<BlockId> held;
+  for (size_t g = 0; g < num_groups(); ++g) {
+    const detail::GroupPolicy& group = s.layout.groups[g];
+    detail::BlockTables& table = to.tables[group.table];
+    table.length = parts[g].kept;
+    table.ids.resize(static_cast<size_t>(table.length) * s.layout.tables[group.table].num_columns,
+                     kNullBlock);
+    to.groups[g].num_cached =
+        static_cast<int32_t>(std::min<int64_t>(to.groups[g].num_cached, parts[g].shared));
+    s.copies[g].reserve(s.copies[g].size() + copies.size());
+    detail::Column blocks = s.column(from, group);
+    for (int64_t i = 0; i < parts[g].kept; ++i) {
+      if (blocks[i] != kNullBlock) held.push_back(blocks[i]);
+    }
+  }
+  // Shared blocks are held by the new request, the others until they are copied.
+  pool().touch(held);
+  pool().get_new_blocks(copies);
+  size_t next = 0;
+  for (size_t g = 0; g < num_groups(); ++g) {
+    detail::Column source = s.column(from, s.layout.groups[g]);
+    detail::Column blocks = s.column(to, s.layout.groups[g]);
+    for (int64_t i = 0; i < parts[g].kept; ++i) {
+      blocks[i] = source[i];
+      if (i < parts[g].shared || source[i] == kNullBlock) continue;
+      blocks[i] = copies[next++];
+      s.copies[g].push_back({.source = source[i], .destination = blocks[i]});
+      pool().set_ref_count(blocks[i], 2);
+    }
+  }
+  check.done(*this);
+  return made;
+}
+
+}  // namespace kvplan

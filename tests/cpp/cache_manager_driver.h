@@ -1,0 +1,416 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "byte_source.h"
+#include "kvplan/cache_manager.h"
+#include "kvplan/errors.h"
+
+/// A scheduler that makes calls as a source of bytes decides, over a memory that holds in every
+/// slot of a block what was written there: the prefix up to that token, and the group. What a
+/// request's layers read must be its own. Shared by a test and a fuzz target.
+namespace kvplan::testing {
+
+inline void expect(bool condition, const char* what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+class CacheManagerDriver {
+ public:
+  explicit CacheManagerDriver(ByteSource& bytes) : bytes_(bytes), manager_(make_options()) {
+    memory_.resize(static_cast<size_t>(manager_.pool().num_blocks()) * kMostTokens);
+  }
+
+  /// One step of a scheduler: running requests, then new ones, then what the model does.
+  void step() {
+    manager_.new_step_starts();
+    std::vector<Work> batch;
+    const bool is_full = schedule_running(batch);
+    if (running_.size() < kMostRunning && bytes_.below(3) > 0) admit(batch, is_full);
+    make_copies();
+    compute(batch);
+    manager_.take_new_block_ids();
+    manager_.take_boundary_states();
+    manager_.take_events();
+    odd_call();
+    for (size_t i = 0; i < running_.size();) {
+      if (num_tokens(running_[i]) >= running_[i].target) {
+        manager_.remove_request(running_[i].handle);
+        running_.erase(running_.begin() + static_cast<ptrdiff_t>(i));
+        ++num_finished;
+      } else {
+        ++i;
+      }
+    }
+    check_counters();
+  }
+
+  void drain() {
+    for (const auto* all : {&running_, &waiting_}) {
+      for (const Sequence& s : *all) manager_.remove_request(s.handle);
+    }
+    running_.clear();
+    waiting_.clear();
+    expect(manager_.pool().num_free_blocks() == manager_.pool().num_blocks() - 1, "a leak");
+    expect(manager_.num_requests() == 0 && manager_.reset_prefix_cache(), "a request is left");
+    manager_.check_invariants();
+  }
+
+  int64_t num_finished = 0;
+  std::map<std::string, int64_t> seen;  // how often each path ran
+
+ private:
+  static constexpr size_t kMostTokens = 32;  // of a block
+  static constexpr int64_t kMaxLen = 256;
+  static constexpr size_t kMostRunning = 6;
+
+  struct Sequence {
+    RequestHandle handle{};
+    std::vector<uint8_t> tokens;
+    std::vector<uint64_t> prefixes;  // hash of the tokens up to each
+    int64_t prompt = 0;
+    int64_t target = 0;
+    int64_t computed = 0;
+    int64_t boundary = 0;
+  };
+  struct Work {
+    RequestHandle handle;
+    int64_t end;
+  };
+
+  static int64_t num_tokens(const Sequence& s) { return static_cast<int64_t>(s.tokens.size()); }
+
+  CacheManagerOptions make_options() {
+    CacheManagerOptions options;
+    const int64_t unit = bytes_.below(2) == 0 ? 4 : 8;
+    options.enable_caching = bytes_.below(5) > 0;
+    const int num_groups = 1 + bytes_.below(4);
+    has_states_ = false;
+    for (int g = 0; g < num_groups; ++g) {
+      CacheGroup group;
+      group.block_size = unit * (bytes_.below(4) == 0 && num_groups > 1 ? 2 : 1);
+      group.window = 1 + bytes_.below(40);
+      constexpr std::array kKinds = {CacheKind::kFullAttention, CacheKind::kSlidingWindow,
+                                     CacheKind::kMamba,         CacheKind::kFullAttention,
+                                     CacheKind::kSlidingWindow, CacheKind::kRSWA,
+                                     CacheKind::kChunkedLocal,  CacheKind::kCircularBuffer};
+      group.kind = kKinds[bytes_.below(g == 0 ? 6 : 8)];
+      if (group.kind == CacheKind::kCircularBuffer) group.block_size = unit;
+      if (group.kind == CacheKind::kChunkedLocal) {
+        group.kind = options.enable_caching ? CacheKind::kSlidingWindow : group.kind;
+      }
+      if (group.kind == CacheKind::kMamba) {
+        group.mamba_align = true;
+        has_states_ = true;
+      }
+      if (group.kind == CacheKind::kSlidingWindow) group.extra_retained_tokens = bytes_.below(4);
+      options.groups.push_back(group);
+    }
+    groups_ = options.groups;
+    options.num_blocks = 2 + num_groups * (kMaxLen / unit + 2) * (2 + bytes_.below(3)) / 2;
+    options.max_model_len = kMaxLen;
+    options.max_in_flight_tokens = kMaxLen;
+    options.hash_bytes = 8;
+    options.enable_events = bytes_.below(2) == 0;
+    options.needs_zeroing = bytes_.below(2) == 0;
+    if (bytes_.below(3) == 0) options.watermark = 0.05;
+    return options;
+  }
+
+  // The sequence's tokens.
+
+  void append_token(Sequence& s, uint8_t token) {
+    const uint64_t before = s.prefixes.empty() ? 0x9e3779b97f4a7c15 : s.prefixes.back();
+    uint64_t x = (before ^ token) * 0xbf58476d1ce4e5b9;
+    x ^= x >> 29;
+    s.tokens.push_back(token);
+    s.prefixes.push_back(x * 0x94d049bb133111eb + 1);
+  }
+
+  void append_hashes(Sequence& s) {
+    const int64_t unit = manager_.hash_block_size();
+    for (int64_t n = manager_.num_hashes(s.handle); (n + 1) * unit <= num_tokens(s); ++n) {
+      const uint64_t hash = s.prefixes[static_cast<size_t>((n + 1) * unit - 1)];
+      manager_.append_hashes(s.handle, std::as_bytes(std::span(&hash, 1)));
+    }
+  }
+
+  Sequence make_sequence() {
+    Sequence s;
+    s.handle = manager_.add_request();
+    const int document = bytes_.below(2);
+    const int shared = bytes_.below(120);
+    for (int i = 0; i < shared; ++i) append_token(s, static_cast<uint8_t>(i * 7 + document));
+    const int own = 1 + bytes_.below(20);
+    for (int i = 0; i < own; ++i) append_token(s, static_cast<uint8_t>(bytes_.below(3)));
+    s.prompt = num_tokens(s);
+    s.target = s.prompt + 1 + bytes_.below(60);
+    append_hashes(s);
+    return s;
+  }
+
+  /// Where the next chunk ends: states are kept at the end of a block.
+  int64_t end_of_chunk(const Sequence& s) const {
+    const int64_t unit = manager_.scheduler_block_size();
+    const int64_t known = num_tokens(s);
+    if (!has_states_) return known - s.computed > 64 ? s.computed + 64 : known;
+    const int64_t last = (known - 1) / unit * unit;
+    return s.computed < last ? std::min(last, (s.computed + 64) / unit * unit) : known;
+  }
+
+  RequestTokens tokens_of(const Sequence& s) const {
+    return {num_tokens(s), s.prompt, s.computed, 0, s.boundary};
+  }
+
+  // Scheduling.
+
+  bool schedule_running(std::vector<Work>& batch) {
+    bool is_full = false;
+    for (size_t i = 0; i < running_.size(); ++i) {
+      Allocation wanted;
+      const int64_t end = end_of_chunk(running_[i]);
+      wanted.num_new_tokens = end - running_[i].computed;
+      if (bytes_.below(4) == 0) wanted.num_lookahead_tokens = bytes_.below(3);
+      while (i < running_.size() &&
+             !manager_.allocate(running_[i].handle, tokens_of(running_[i]), wanted)) {
+        preempt(running_.size() - 1);
+        is_full = true;
+      }
+      if (i == running_.size()) break;
+      if (!has_states_ && bytes_.below(16) == 0) {
+        manager_.revert(running_[i].handle, running_[i].computed);
+        ++seen["revert"];
+        continue;
+      }
+      batch.push_back({running_[i].handle, end});
+    }
+    return is_full;
+  }
+
+  void preempt(size_t i) {
+    manager_.free(running_[i].handle);
+    running_[i].computed = 0;
+    waiting_.push_back(std::move(running_[i]));
+    running_.erase(running_.begin() + static_cast<ptrdiff_t>(i));
+    ++seen["preemption"];
+  }
+
+  void admit(std::vector<Work>& batch, bool is_full) {
+    if (waiting_.empty()) waiting_.push_back(make_sequence());
+    Sequence& s = waiting_.back();
+    PrefixHit hit;
+    const bool holds = bytes_.below(3) == 0;
+    if (holds) {
+      manager_.hold_prefix(s.handle, num_tokens(s) - 1, hit);
+      ++seen["hold"];
+    } else {
+      manager_.find_prefix(s.handle, num_tokens(s) - 1, hit);
+    }
+    expect(hit.num_tokens < num_tokens(s), "a hit of all tokens");
+    s.computed = hit.num_tokens;
+    s.boundary = hit.shared_prefix_boundary;
+    Allocation wanted;
+    const int64_t end = end_of_chunk(s);
+    wanted.num_new_tokens = end - s.computed;
+    wanted.num_new_computed_tokens = s.computed;
+    wanted.full_sequence_must_fit = bytes_.below(2) == 0;
+    wanted.apply_watermark = !running_.empty();
+    s.computed = 0;
+    if (is_full || !manager_.allocate(s.handle, tokens_of(s), wanted, &hit)) {
+      if (holds) manager_.release_hold(s.handle);
+      expect(!running_.empty() || is_full || !batch.empty() || wanted.apply_watermark ||
+                 waits_for_states(),
+             "nothing runs, and nothing fits");
+      return;
+    }
+    s.computed = hit.num_tokens;
+    seen["hit"] += hit.num_tokens > 0;
+    batch.push_back({s.handle, end});
+    running_.push_back(std::move(s));
+    waiting_.pop_back();
+  }
+
+  bool waits_for_states() const { return has_states_; }
+
+  /// What a scheduler rarely does.
+  void odd_call() {
+    const int call = bytes_.below(24);
+    if (call == 0) {
+      const std::array<BlockId, 2> blocks = {random_block(), random_block()};
+      manager_.evict_blocks(blocks);
+      ++seen["evict"];
+    } else if (call == 1 && running_.empty()) {
+      expect(manager_.reset_prefix_cache(), "a block is in use");
+      ++seen["reset"];
+    } else if (call == 2 && !running_.empty()) {
+      preempt(running_.size() - 1);
+    } else if (call == 3 && !running_.empty() && running_.size() < kMostRunning && !has_states_) {
+      fork(running_[static_cast<size_t>(bytes_.below(static_cast<int>(running_.size())))]);
+    } else if (call == 4 && !running_.empty()) {
+      const Sequence& s = running_.front();
+      manager_.remove_skipped_blocks(s.handle, s.computed, s.prompt);
+    } else if (call == 5) {
+      refuse_bad_calls();
+    } else if (call == 6 && running_.size() > 1) {
+      for (const CacheGroup& group : groups_) {
+        const auto g = static_cast<size_t>(&group - groups_.data());
+        manager_.num_common_prefix_blocks(running_[0].handle, g);
+        manager_.estimate_cached_tokens(running_[1].handle);
+      }
+    }
+  }
+
+  BlockId random_block() {
+    return static_cast<BlockId>(bytes_.below(static_cast<int>(manager_.pool().num_blocks())));
+  }
+
+  void fork(Sequence& from) {
+    const std::optional<RequestHandle> made = manager_.fork(from.handle, from.computed);
+    if (!made) return;
+    Sequence child = from;
+    child.handle = *made;
+    child.target = std::min(num_tokens(child) + 1 + bytes_.below(40), kMaxLen - 2);
+    child.tokens.resize(static_cast<size_t>(child.computed));
+    child.prefixes.resize(static_cast<size_t>(child.computed));
+    manager_.truncate_hashes(
+        *made, std::min(manager_.num_hashes(*made), child.computed / manager_.hash_block_size()));
+    append_token(child, static_cast<uint8_t>(bytes_.below(3)));
+    append_hashes(child);
+    running_.push_back(std::move(child));
+    make_copies();
+    ++seen["fork"];
+  }
+
+  void refuse_bad_calls() {
+    const auto refused = [&](auto&& call) {
+      try {
+        call();
+      } catch (const Error&) {
+        return;
+      }
+      expect(false, "a bad call is not refused");
+    };
+    const auto unknown = static_cast<RequestHandle>(1000);
+    const int64_t num_free = manager_.pool().num_free_blocks();
+    refused([&] { manager_.free(unknown); });
+    refused([&] { manager_.revert(unknown, 0); });
+    refused([&] { manager_.fork(unknown, 0); });
+    refused([&] { manager_.allocate(unknown, {}, {}); });
+    const std::array<BlockId, 1> foreign = {static_cast<BlockId>(manager_.pool().num_blocks())};
+    refused([&] { manager_.evict_blocks(foreign); });
+    for (const Sequence& s : running_) {
+      refused([&] { manager_.allocate(s.handle, tokens_of(s), {.num_new_tokens = -1}); });
+      refused([&] { manager_.commit(s.handle, tokens_of(s), -1); });
+      refused([&] { manager_.fork(s.handle, kMaxLen * 4); });
+    }
+    expect(num_free == manager_.pool().num_free_blocks(), "a refused call changed something");
+    ++seen["refused"];
+  }
+
+  // The model.
+
+  uint64_t& slot(BlockId block, int64_t token) {
+    expect(block != kNullBlock, "the null block is used");
+    return memory_[static_cast<size_t>(block) * kMostTokens + static_cast<size_t>(token)];
+  }
+  static uint64_t content(size_t group, uint64_t prefix) { return prefix * 16 + group + 1; }
+
+  void make_copies() {
+    for (const BlockCopy& copy : manager_.take_copies()) {
+      for (size_t i = 0; i < kMostTokens; ++i) {
+        slot(copy.destination, static_cast<int64_t>(i)) =
+            slot(copy.source, static_cast<int64_t>(i));
+      }
+      manager_.pool().free_blocks(std::array{copy.source, copy.destination});
+      ++seen["copy"];
+    }
+  }
+
+  Sequence& sequence_of(RequestHandle handle) {
+    const auto found = std::find_if(running_.begin(), running_.end(),
+                                    [&](const Sequence& s) { return s.handle == handle; });
+    expect(found != running_.end(), "a scheduled request is gone");
+    return *found;
+  }
+
+  void compute(const std::vector<Work>& batch) {
+    for (const Work& work : batch) write(sequence_of(work.handle), work.end);
+    for (const Work& work : batch) {
+      Sequence& s = sequence_of(work.handle);
+      read(s, work.end);
+      s.computed = work.end;
+      if (s.computed < num_tokens(s)) continue;
+      append_token(s, static_cast<uint8_t>(bytes_.below(3)));
+      append_hashes(s);
+    }
+  }
+
+  void write(const Sequence& s, int64_t end) {
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      const BlockTableView table = manager_.block_table(s.handle, g);
+      const int64_t size = groups_[g].block_size;
+      const auto prefix = [&](int64_t n) {
+        return content(g, s.prefixes[static_cast<size_t>(n - 1)]);
+      };
+      if (groups_[g].kind == CacheKind::kCircularBuffer) {
+        expect(table.size() == 1, "a circular buffer has one block");
+        slot(table[0], 0) = content(g, static_cast<uint64_t>(s.handle));
+      } else if (groups_[g].kind == CacheKind::kMamba) {
+        if (s.computed > 0) {
+          const BlockId block = table[static_cast<size_t>((s.computed - 1) / size)];
+          expect(slot(block, 0) == prefix(s.computed), "a state is another request's");
+        }
+        slot(table[static_cast<size_t>((end - 1) / size)], 0) = prefix(end);
+      } else {
+        for (int64_t p = s.computed; p < end; ++p) {
+          slot(table[static_cast<size_t>(p / size)], p % size) = prefix(p + 1);
+        }
+      }
+    }
+  }
+
+  void read(const Sequence& s, int64_t end) {
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      const CacheGroup& group = groups_[g];
+      if (group.kind == CacheKind::kMamba || group.kind == CacheKind::kCircularBuffer) continue;
+      const BlockTableView table = manager_.block_table(s.handle, g);
+      int64_t first = 0;
+      int64_t gap_ends = 0;  // of what lies behind an RSWA prompt
+      if (group.kind == CacheKind::kSlidingWindow) first = s.computed - group.window + 1;
+      if (group.kind == CacheKind::kChunkedLocal) first = s.computed / group.window * group.window;
+      if (group.kind == CacheKind::kRSWA) gap_ends = s.computed - group.window + 1;
+      for (int64_t p = std::max<int64_t>(0, first); p < end; ++p) {
+        if (p >= s.prompt && p < gap_ends) continue;
+        expect(slot(table[static_cast<size_t>(p / group.block_size)], p % group.block_size) ==
+                   content(g, s.prefixes[static_cast<size_t>(p)]),
+               "a token is another request's");
+      }
+    }
+  }
+
+  void check_counters() const {
+    const CacheManagerCounters counters = manager_.counters();
+    expect(counters.num_requests == static_cast<int64_t>(manager_.num_requests()),
+           "the counter of requests is wrong");
+  }
+
+  ByteSource& bytes_;
+  std::vector<CacheGroup> groups_;
+  bool has_states_ = false;
+  CacheManager manager_;
+  std::vector<uint64_t> memory_;
+  std::vector<Sequence> running_;
+  std::vector<Sequence> waiting_;
+};
+
+}  // namespace kvplan::testing
