@@ -57,5 +57,41 @@ TEST(Concurrency, ThreadsReadAPlan) {
   EXPECT_EQ(different, 0);
 }
 
+// One thread calls the manager, others read its counters.
+TEST(Concurrency, CountersAreForAnyThread) {
+  CacheManagerOptions options;
+  options.groups = {CacheGroup{.block_size = 16}};
+  options.num_blocks = 100;
+  options.max_model_len = 1000;
+  CacheManager manager(options);
+  std::atomic<bool> done = false;
+  std::atomic<int> impossible = 0;
+  std::vector<std::thread> readers;
+  for (int t = 0; t < 2; ++t) {
+    readers.emplace_back([&] {
+      while (!done) {
+        const CacheManagerCounters now = manager.counters();
+        if (now.num_free_blocks < 0 || now.num_free_blocks > 99 || now.num_requests > 1 ||
+            now.num_hit_tokens > now.num_queried_tokens + 48) {
+          ++impossible;
+        }
+      }
+    });
+  }
+  for (int i = 0; i < 2000; ++i) {
+    const RequestHandle request = manager.add_request();
+    RequestTokens tokens;
+    tokens.num_tokens = tokens.num_prompt_tokens = 100;
+    ASSERT_TRUE(manager.allocate(request, tokens, {.num_new_tokens = 100}));
+    manager.record_prefix_cache_stats(100, 48, false);
+    manager.remove_request(request);
+  }
+  done = true;
+  for (std::thread& t : readers) t.join();
+  EXPECT_EQ(impossible, 0);
+  EXPECT_EQ(manager.counters().num_free_blocks, 99);
+  EXPECT_EQ(manager.counters().num_hit_tokens, 2000 * 48);
+}
+
 }  // namespace
 }  // namespace kvplan::testing
