@@ -60,7 +60,7 @@ TEST(Concurrency, ThreadsReadAPlan) {
 // One thread calls the manager, others read its counters.
 TEST(Concurrency, CountersAreForAnyThread) {
   CacheManagerOptions options;
-  options.groups = {CacheGroup{.block_size = 16}};
+  options.groups.emplace_back().block_size = 16;
   options.num_blocks = 100;
   options.max_model_len = 1000;
   CacheManager manager(options);
