@@ -14,11 +14,12 @@ constexpr int64_t kBlock = 16;
 constexpr int64_t kPrompt = 1000;
 constexpr int64_t kSteps = 640;  // then the requests start anew
 
-void append_hashes(CacheManager& manager, RequestHandle request, int64_t first, int64_t count) {
+/// Hashes of `count` blocks that no other request has had.
+void append_hashes(CacheManager& manager, RequestHandle request, int64_t count, uint64_t& seed) {
   std::array<std::byte, 32> hash{};
-  for (int64_t i = first; i < first + count; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     // As evenly spread as a real hash.
-    uint64_t word = (static_cast<uint64_t>(request) << 32 | static_cast<uint64_t>(i)) + 1;
+    uint64_t word = ++seed * 0x9e3779b97f4a7c15u;
     for (size_t w = 0; w < 4; ++w) {
       word = (word ^ word >> 29) * 0xbf58476d1ce4e5b9u + w;
       std::memcpy(hash.data() + 8 * w, &word, 8);
@@ -28,16 +29,17 @@ void append_hashes(CacheManager& manager, RequestHandle request, int64_t first, 
 }
 
 struct Load {
-  Load(int64_t num_requests, int64_t num_groups)
-      : manager(options(num_requests, num_groups)),
+  Load(int64_t num_requests, int64_t num_groups, bool caches)
+      : manager(options(num_requests, num_groups, caches)),
         appended(static_cast<size_t>(num_requests * num_groups)) {
     for (int64_t i = 0; i < num_requests; ++i) requests.push_back(manager.add_request());
     computed.resize(requests.size());
     start();
   }
 
-  static CacheManagerOptions options(int64_t num_requests, int64_t num_groups) {
+  static CacheManagerOptions options(int64_t num_requests, int64_t num_groups, bool caches) {
     CacheManagerOptions made;
+    made.enable_caching = caches;
     for (int64_t g = 0; g < num_groups; ++g) {
       CacheGroup group;
       group.block_size = kBlock;
@@ -59,7 +61,7 @@ struct Load {
     for (size_t i = 0; i < requests.size(); ++i) {
       manager.free(requests[i]);
       manager.truncate_hashes(requests[i], 0);
-      append_hashes(manager, requests[i], 0, (kPrompt + kSteps) / kBlock);
+      append_hashes(manager, requests[i], (kPrompt + kSteps) / kBlock, hash_seed);
       // Requests cross their boundaries in different steps.
       const int64_t length = kPrompt + static_cast<int64_t>(i % kBlock);
       RequestTokens tokens;
@@ -86,11 +88,14 @@ struct Load {
   std::vector<int64_t> computed;
   std::vector<AppendedBlock> appended;
   int64_t num_steps = 0;
+  uint64_t hash_seed = 0;
 };
 
-/// 16 steps, so that every request crosses a boundary once: time a request and step.
+/// 16 steps, so that every request crosses a boundary once: time a request and step. The pool is
+/// full: with caching every new block evicts an old one.
 void BM_DecodeStep(benchmark::State& state) {
-  Load load(state.range(0), state.range(1));
+  Load load(state.range(0), state.range(1), state.range(2) != 0);
+  load.start();
   for (auto _ : state) {
     for (int64_t i = 0; i < kBlock; ++i) load.step();
     if (load.num_steps + kBlock > kSteps - kBlock) {
@@ -101,7 +106,9 @@ void BM_DecodeStep(benchmark::State& state) {
   }
   state.SetItemsProcessed(state.iterations() * kBlock * state.range(0));  // requests x steps
 }
-BENCHMARK(BM_DecodeStep)->ArgsProduct({{256}, {1, 7, 25, 47}})->ArgNames({"requests", "groups"});
+BENCHMARK(BM_DecodeStep)
+    ->ArgsProduct({{256}, {1, 7, 25, 47}, {1, 0}})
+    ->ArgNames({"requests", "groups", "caching"});
 
 /// The floor: ids from a list, onto a vector a request and group; nothing is cached, no window.
 void BM_FreeListAndVectors(benchmark::State& state) {

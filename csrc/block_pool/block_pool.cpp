@@ -13,18 +13,13 @@ namespace kvplan {
 
 using detail::BlockPoolState;
 using detail::BlockRecord;
-using detail::FreeList;
 using detail::OperationCheck;
 
 namespace detail {
 
-uint32_t BlockPoolState::checked_id(BlockId id, const char* operation) const {
-  if (!is_valid(id)) {
-    throw BlockPoolError(std::string(operation) + ": block id " + std::to_string(id) +
-                         " is not in the pool, which has ids 0 to " +
-                         std::to_string(num_blocks - 1));
-  }
-  return static_cast<uint32_t>(id);
+void BlockPoolState::refuse_id(BlockId id, const char* operation) const {
+  throw BlockPoolError(std::string(operation) + ": block id " + std::to_string(id) +
+                       " is not in the pool, which has ids 0 to " + std::to_string(num_blocks - 1));
 }
 
 void BlockPoolState::check_ids(std::span<const BlockId> ids, const char* operation) const {
@@ -45,8 +40,10 @@ void BlockPoolState::notify_reuse(uint32_t block) {
 
 void BlockPoolState::announce_evictions(size_t count) {
   std::vector<BlockId> evicted;
-  uint32_t id = free_list.first();
-  for (size_t i = 0; i < count; ++i, id = free_list.next(id)) {
+  for (uint64_t at = free_ring.begin(); count > 0; ++at) {
+    const uint32_t id = free_ring.at(at);
+    if (id == 0) continue;
+    --count;
     if (records[id].has_hash()) evicted.push_back(static_cast<BlockId>(id));
   }
   if (!evicted.empty()) on_eviction(evicted);
@@ -62,16 +59,21 @@ uint32_t checked_num_blocks(int64_t num_blocks) {
   return static_cast<uint32_t>(num_blocks);
 }
 
-/// Takes one holder off each block; `released(id)` is called for those that lose the last one.
-/// Restores every count and throws if a block is unknown or would be released too often.
-template <typename Released>
+/// Takes one holder off each block; `s.released` says which lose the last one. Restores
+/// every count and throws if a block is unknown or would be released too often.
 void release(BlockPoolState& s, std::span<const BlockId> blocks, const char* operation,
-             bool null_is_an_error, Released&& released) {
+             bool null_is_an_error) {
+  constexpr size_t kAhead = 12;
+  s.released.clear();
+  s.released.reserve(blocks.size());
   for (size_t i = 0; i < blocks.size(); ++i) {
+    if (i + kAhead < blocks.size() && s.is_valid(blocks[i + kAhead])) {
+      __builtin_prefetch(&s.records[blocks[i + kAhead]], 1);
+    }
     const auto id = static_cast<uint32_t>(blocks[i]);
     if (id == 0 && !null_is_an_error) continue;
     if (id != 0 && id < s.num_blocks && s.records[id].ref_count > 0) [[likely]] {
-      if (--s.records[id].ref_count == 0) released(id);
+      if (--s.records[id].ref_count == 0) s.released.push_back(i);
       continue;
     }
     for (size_t j = 0; j < i; ++j) {
@@ -85,6 +87,7 @@ void release(BlockPoolState& s, std::span<const BlockId> blocks, const char* ope
                          std::to_string(s.records[id].ref_count) + " holder(s) and is released " +
                          std::to_string(times) + " time(s) by this call; nothing was freed");
   }
+  s.num_free += s.released.size();
 }
 
 }  // namespace
@@ -109,10 +112,12 @@ double BlockPool::usage() const noexcept {
 }
 
 bool BlockPool::enable_caching() const noexcept { return state_->options.enable_caching; }
+bool BlockPool::enable_events() const noexcept { return state_->options.enable_events; }
 
 int64_t BlockPool::memory_bytes() const noexcept {
   return static_cast<int64_t>(sizeof(BlockPoolState) + state_->num_blocks * sizeof(BlockRecord) +
-                              state_->index.memory_bytes() +
+                              state_->free_ring.memory_bytes() + state_->index.memory_bytes() +
+                              state_->entries.memory_bytes() +
                               state_->secondary_keys.capacity() * sizeof(detail::SecondaryKey));
 }
 
@@ -132,27 +137,21 @@ void BlockPool::get_new_blocks(std::span<BlockId> out) {
   if (out.empty()) return;
   if (s.on_eviction) s.announce_evictions(out.size());
   s.expect_uses(out.size());
-  uint32_t id = s.free_list.first();
+  s.num_free -= out.size();
   if (s.watchers.empty()) [[likely]] {
     for (BlockId& block : out) {
-      BlockRecord& record = s.records[id];
+      const uint32_t id = s.pop_free();
       block = static_cast<BlockId>(id);
-      const uint32_t next = s.free_list.next(id);
+      BlockRecord& record = s.records[id];
       if (record.has_hash()) s.evict(id);
       record.ref_count = 1;
-      id = next;
     }
-    s.free_list.link(0, id);
-    s.num_free -= out.size();
   } else {
     for (BlockId& block : out) {
+      const uint32_t id = s.pop_free();
       block = static_cast<BlockId>(id);
-      const uint32_t next = s.free_list.next(id);
-      s.records[id].key.flags |= BlockRecord::kDetached;
-      id = next;
+      s.records[id].set_flag(BlockRecord::kDetached);
     }
-    s.free_list.link(0, id);
-    s.num_free -= out.size();
     try {
       for (const BlockId block : out) s.notify_reuse(static_cast<uint32_t>(block));
     } catch (...) {
@@ -162,7 +161,7 @@ void BlockPool::get_new_blocks(std::span<BlockId> out) {
     for (const BlockId block : out) {
       BlockRecord& record = s.records[block];
       s.evict(static_cast<uint32_t>(block));
-      record.key.flags &= static_cast<uint8_t>(~BlockRecord::kDetached);
+      record.clear_flag(BlockRecord::kDetached);
       record.ref_count = 1;
     }
   }
@@ -202,7 +201,7 @@ void BlockPool::touch(std::span<const BlockId> blocks) {
     if (block == kNullBlock) continue;
     const auto id = static_cast<uint32_t>(block);
     if (s.records[id].ref_count++ == 0) {
-      s.free_list.remove(id);
+      s.free_ring.remove(id);
       --s.num_free;
     }
   }
@@ -211,20 +210,34 @@ void BlockPool::touch(std::span<const BlockId> blocks) {
 }
 
 void BlockPool::free_blocks(std::span<const BlockId> blocks) {
+  const size_t end = blocks.size();
+  free_batches(blocks, std::span(&end, 1));
+}
+
+void BlockPool::free_batches(std::span<const BlockId> blocks, std::span<const size_t> ends) {
   BlockPoolState& s = *state_;
   const OperationCheck check(s);
-  FreeList::Chain first_out;
-  FreeList::Chain last_out;
-  size_t num_released = 0;
-  // Links of a block in use mean nothing, so the chains can be built before all ids are checked.
-  detail::release(s, blocks, "free_blocks", false, [&](uint32_t id) {
-    const bool keep = s.records[id].has_hash() && s.options.enable_caching;
-    s.free_list.append(keep ? last_out : first_out, id);
-    ++num_released;
-  });
-  s.free_list.push_front(first_out);
-  s.free_list.push_back(last_out);
-  s.num_free += num_released;
+  if (ends.empty() ? !blocks.empty()
+                   : !std::is_sorted(ends.begin(), ends.end()) || ends.back() != blocks.size()) {
+    throw InvalidArgument("free_batches: the ends of the batches must grow, up to " +
+                          std::to_string(blocks.size()) + " blocks");
+  }
+  detail::release(s, blocks, "free_blocks", false);
+  const auto id_of = [&](size_t i) { return static_cast<uint32_t>(blocks[s.released[i]]); };
+  const auto is_kept = [&](uint32_t id) {
+    return s.options.enable_caching && s.records[id].has_hash();
+  };
+  size_t first = 0;
+  for (const size_t end : ends) {
+    size_t last = first;
+    for (; last < s.released.size() && s.released[last] < end; ++last) {
+      if (is_kept(id_of(last))) s.free_ring.push_back(id_of(last));
+    }
+    for (size_t i = last; i-- > first;) {
+      if (!is_kept(id_of(i))) s.free_ring.push_front(id_of(i));
+    }
+    first = last;
+  }
   check.done(*this);
 }
 
@@ -233,16 +246,16 @@ void BlockPool::unpin_blocks(std::span<const BlockId> blocks, ReuseCallback on_r
   BlockPoolState& s = *state_;
   const OperationCheck check(s);
   if (!on_reuse) throw InvalidArgument("unpin_blocks: on_reuse must be callable");
-  FreeList::Chain chain;
-  size_t num_released = 0;
-  detail::release(s, blocks, "unpin_blocks", true, [&](uint32_t id) {
-    s.free_list.append(chain, id);
-    ++num_released;
-  });
-  s.free_list.push_back(chain);
-  s.num_free += num_released;
+  detail::release(s, blocks, "unpin_blocks", true);
+  for (const size_t i : s.released) s.free_ring.push_back(static_cast<uint32_t>(blocks[i]));
   for (const BlockId block : blocks) s.watchers.add(static_cast<uint32_t>(block), on_reuse);
   check.done(*this);
+}
+
+void BlockPool::prefetch(std::span<const BlockId> blocks) const noexcept {
+  for (const BlockId id : blocks) {
+    if (state_->is_valid(id)) __builtin_prefetch(&state_->records[id], 1);
+  }
 }
 
 void BlockPool::set_ref_count(BlockId block, int64_t count) {
@@ -271,26 +284,27 @@ bool BlockPool::is_free(BlockId block) const {
 std::vector<BlockId> BlockPool::free_block_ids() const {
   std::vector<BlockId> ids;
   ids.reserve(state_->num_free);
-  for (uint32_t id = state_->free_list.first(); id != 0; id = state_->free_list.next(id)) {
-    ids.push_back(static_cast<BlockId>(id));
+  const detail::FreeRing& ring = state_->free_ring;
+  for (uint64_t position = ring.begin(); position < ring.end(); ++position) {
+    if (const uint32_t id = ring.at(position)) ids.push_back(static_cast<BlockId>(id));
   }
   return ids;
 }
 
 std::optional<BlockId> BlockPool::next_free(BlockId block) const {
   if (!is_free(block)) return std::nullopt;
-  const uint32_t next = state_->free_list.next(static_cast<uint32_t>(block));
+  const uint32_t next = state_->free_ring.next(static_cast<uint32_t>(block));
   return next == 0 ? std::nullopt : std::optional(static_cast<BlockId>(next));
 }
 
 std::optional<BlockId> BlockPool::prev_free(BlockId block) const {
   if (!is_free(block)) return std::nullopt;
-  const uint32_t prev = state_->free_list.prev(static_cast<uint32_t>(block));
+  const uint32_t prev = state_->free_ring.prev(static_cast<uint32_t>(block));
   return prev == 0 ? std::nullopt : std::optional(static_cast<BlockId>(prev));
 }
 
 std::optional<BlockId> BlockPool::first_free() const {
-  const uint32_t first = state_->free_list.first();
+  const uint32_t first = state_->free_ring.first();
   return first == 0 ? std::nullopt : std::optional(static_cast<BlockId>(first));
 }
 
@@ -301,8 +315,8 @@ void BlockPool::detach_free(BlockId block) {
     throw BlockPoolError("detach_free: block " + std::to_string(block) + " is not free");
   }
   const auto id = static_cast<uint32_t>(block);
-  s.free_list.remove(id);
-  s.records[id].key.flags |= BlockRecord::kDetached;
+  s.free_ring.remove(id);
+  s.records[id].set_flag(BlockRecord::kDetached);
   --s.num_free;
   check.done(*this);
 }
@@ -310,21 +324,19 @@ void BlockPool::detach_free(BlockId block) {
 namespace detail {
 namespace {
 
-FreeList::Chain attach(BlockPoolState& s, std::span<const BlockId> blocks) {
-  FreeList::Chain chain;
+/// Gives detached blocks back to the count, all or none.
+void attach(BlockPoolState& s, std::span<const BlockId> blocks) {
   for (size_t i = 0; i < blocks.size(); ++i) {
     const bool known = s.is_valid(blocks[i]) && blocks[i] != kNullBlock;
     if (known && (s.records[blocks[i]].key.flags & BlockRecord::kDetached) != 0) {
-      s.records[blocks[i]].key.flags &= static_cast<uint8_t>(~BlockRecord::kDetached);
-      s.free_list.append(chain, static_cast<uint32_t>(blocks[i]));
+      s.records[blocks[i]].clear_flag(BlockRecord::kDetached);
       continue;
     }
-    for (size_t j = 0; j < i; ++j) s.records[blocks[j]].key.flags |= BlockRecord::kDetached;
+    for (size_t j = 0; j < i; ++j) s.records[blocks[j]].set_flag(BlockRecord::kDetached);
     throw BlockPoolError("attach_free: block " + std::to_string(blocks[i]) +
                          " was not taken out of the free list");
   }
   s.num_free += blocks.size();
-  return chain;
 }
 
 }  // namespace
@@ -332,13 +344,17 @@ FreeList::Chain attach(BlockPoolState& s, std::span<const BlockId> blocks) {
 
 void BlockPool::attach_free_front(std::span<const BlockId> blocks) {
   const OperationCheck check(*state_);
-  state_->free_list.push_front(detail::attach(*state_, blocks));
+  detail::attach(*state_, blocks);
+  for (size_t i = blocks.size(); i-- > 0;) {
+    state_->free_ring.push_front(static_cast<uint32_t>(blocks[i]));
+  }
   check.done(*this);
 }
 
 void BlockPool::attach_free_back(std::span<const BlockId> blocks) {
   const OperationCheck check(*state_);
-  state_->free_list.push_back(detail::attach(*state_, blocks));
+  detail::attach(*state_, blocks);
+  for (const BlockId block : blocks) state_->free_ring.push_back(static_cast<uint32_t>(block));
   check.done(*this);
 }
 

@@ -8,18 +8,18 @@ using detail::require;
 
 namespace {
 
-/// Blocks in the free list, in order; stops as soon as links contradict each other.
+/// Blocks in the free list.
 size_t check_free_list(const detail::BlockPoolState& s) {
+  const detail::FreeRing& ring = s.free_ring;
   size_t length = 0;
-  uint32_t previous = 0;
-  for (uint32_t id = s.free_list.first(); id != 0; id = s.free_list.next(id)) {
-    require(id < s.num_blocks, "a link leaves the pool", id);
-    require(s.free_list.prev(id) == previous, "links of neighbours disagree", id);
+  for (uint64_t position = ring.begin(); position < ring.end(); ++position) {
+    const uint32_t id = ring.at(position);
+    if (id == 0) continue;
+    require(id < s.num_blocks, "the free list leaves the pool", id);
+    require(ring.position_of(id) == position, "a block's place in the free list is another", id);
     require(s.records[id].is_free(), "a block in the free list is in use", id);
-    require(++length < s.num_blocks, "the free list does not end", id);
-    previous = id;
+    ++length;
   }
-  require(s.free_list.prev(0) == previous, "the free list's end is elsewhere", previous);
   return length;
 }
 

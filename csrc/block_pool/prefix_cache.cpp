@@ -13,30 +13,16 @@ using detail::BlockRecord;
 using detail::CachedKey;
 using detail::OperationCheck;
 
-namespace detail {
-namespace {
-
-BlockPool::CachedHash to_cached_hash(const CachedKey& key) {
-  return {std::string(key.view()), static_cast<PoolGroupId>(key.group)};
-}
-
-}  // namespace
-}  // namespace detail
-
 std::optional<BlockId> BlockPool::find(std::string_view hash, PoolGroupId group_id) const {
-  const uint32_t block = state_->find_block(state_->lookup_key(hash, group_id));
+  const uint32_t block = state_->find_block(hash, group_id);
   return block == 0 ? std::nullopt : std::optional(static_cast<BlockId>(block));
 }
 
 bool BlockPool::find_in_groups(std::string_view hash, std::span<const PoolGroupId> group_ids,
                                std::span<BlockId> out) const {
   detail::check_room_for_groups(group_ids.size(), out.size());
-  for (size_t i = 0; i < group_ids.size(); ++i) {
-    const uint32_t block = state_->find_block(state_->lookup_key(hash, group_ids[i]));
-    if (block == 0) return false;
-    out[i] = static_cast<BlockId>(block);
-  }
-  return true;
+  return state_->find_in_groups(
+      hash, group_ids, [&](size_t i, uint32_t block) { out[i] = static_cast<BlockId>(block); });
 }
 
 int64_t BlockPool::find_prefix(std::span<const std::string_view> hashes, PoolGroupId group_id,
@@ -51,6 +37,17 @@ void BlockPool::cache_full_blocks(const FullBlocks& full) {
   BlockPoolState& s = *state_;
   const OperationCheck check(s);
   s.cache_full(full, [&](BlockId id) { return s.checked_id(id, "cache_full_blocks"); });
+  check.done(*this);
+}
+
+void BlockPool::cache_full_blocks(const FullBlocks& full, const FullBlockColumns& columns) {
+  BlockPoolState& s = *state_;
+  const OperationCheck check(s);
+  if (columns.groups.size() != columns.columns.size()) {
+    throw InvalidArgument("cache_full_blocks: " + std::to_string(columns.groups.size()) +
+                          " groups but " + std::to_string(columns.columns.size()) + " columns");
+  }
+  s.cache_full(full, columns, [&](BlockId id) { return s.checked_id(id, "cache_full_blocks"); });
   check.done(*this);
 }
 
@@ -72,7 +69,7 @@ void BlockPool::insert_hash(BlockId block, std::string_view hash, PoolGroupId gr
   if (id == 0) throw BlockPoolError("insert_hash: the null block is never cached");
   const int32_t tokens =
       num_tokens ? detail::checked_tokens(*num_tokens) : BlockRecord::kUnknownTokens;
-  s.insert_key(id, s.lookup_key(hash, group_id), tokens);
+  s.insert_key(id, s.lookup_hash(hash), group_id, tokens);
   check.done(*this);
 }
 
@@ -112,7 +109,7 @@ std::vector<BlockPool::CachedHash> BlockPool::remove_hashes(BlockId block) {
   const OperationCheck check(*state_);
   std::vector<CachedHash> removed;
   state_->remove_keys(state_->checked_id(block, "remove_hashes"), [&](const CachedKey& key) {
-    removed.push_back(detail::to_cached_hash(key));
+    removed.push_back(state_->to_cached_hash(key));
   });
   check.done(*this);
   return removed;
@@ -152,7 +149,7 @@ bool BlockPool::has_hash(BlockId block) const {
 }
 
 std::string_view BlockPool::block_hash(BlockId block) const {
-  return state_->records[state_->checked_id(block, "block_hash")].key.view();
+  return state_->hash_of(state_->records[state_->checked_id(block, "block_hash")].key);
 }
 
 std::optional<PoolGroupId> BlockPool::block_hash_group(BlockId block) const {
@@ -173,18 +170,18 @@ std::vector<BlockPool::CachedHash> BlockPool::secondary_hashes(BlockId block) co
   const auto keys = state_->secondary_keys_of.find(id);
   if (keys == state_->secondary_keys_of.end()) return hashes;
   for (const uint32_t node : keys->second) {
-    hashes.push_back(detail::to_cached_hash(state_->key_at(node)));
+    hashes.push_back(state_->to_cached_hash(state_->key_at(node)));
   }
   return hashes;
 }
 
 bool BlockPool::has_key(BlockId block, std::string_view hash, PoolGroupId group_id) const {
-  return state_->block_has_key(state_->checked_id(block, "has_key"),
-                               detail::to_key(hash, group_id));
+  const uint32_t id = state_->checked_id(block, "has_key");
+  return state_->block_has_key(id, state_->find_entry(state_->lookup_hash(hash)), group_id);
 }
 
 int64_t BlockPool::num_cached_hashes() const noexcept {
-  return static_cast<int64_t>(state_->index.size());
+  return static_cast<int64_t>(state_->num_distinct);
 }
 
 }  // namespace kvplan

@@ -51,15 +51,13 @@ uint64_t load_word(const char* bytes, size_t size) {
 
 static_assert(std::endian::native == std::endian::little);
 
-CachedKey to_key(std::string_view hash, PoolGroupId group_id) {
+HashBytes to_bytes(std::string_view hash) {
   check_hash(hash);
-  CachedKey key;
-  key.group = static_cast<uint16_t>(group_id);
-  key.hash_size = static_cast<uint8_t>(hash.size());
+  HashBytes bytes{.words = {}, .size = static_cast<uint32_t>(hash.size()), .mixed = 0};
   for (size_t at = 0; at < hash.size(); at += 8) {
-    key.set_word(at / 8, load_word(hash.data() + at, hash.size() - at));
+    bytes.words[at / 8] = load_word(hash.data() + at, hash.size() - at);
   }
-  return key;
+  return bytes;
 }
 
 PrefixKeys::PrefixKeys(BlockRecord* records_, uint32_t num_records_, BlockPoolOptions options)
@@ -67,7 +65,8 @@ PrefixKeys::PrefixKeys(BlockRecord* records_, uint32_t num_records_, BlockPoolOp
       num_records(num_records_),
       enable_events(options.enable_events),
       max_events(static_cast<size_t>(options.max_events)),
-      index(options.enable_caching ? num_records_ : 0) {
+      index(options.enable_caching ? num_records_ : 0),
+      entries(num_records_) {
   if (options.max_events >= 1) return;
   throw InvalidArgument("max_events must be positive, got " + std::to_string(options.max_events));
 }
@@ -90,84 +89,78 @@ int32_t checked_tokens(int64_t num_tokens) {
   return static_cast<int32_t>(num_tokens);
 }
 
-bool PrefixKeys::block_has_key(uint32_t block, const CachedKey& key) const {
+bool PrefixKeys::block_has_key(uint32_t block, uint32_t entry, PoolGroupId group_id) const {
   const BlockRecord& record = records[block];
   if (!record.has_hash()) return false;
-  if (record.key.same_as(key)) return true;
+  const CachedKey wanted{.entry = entry, .group = static_cast<uint16_t>(group_id)};
+  if (record.key.same_as(wanted)) return true;
   if ((record.key.flags & BlockRecord::kHasSecondary) == 0) return false;
   const std::vector<uint32_t>& keys = secondary_keys_of.at(block);
   return std::any_of(keys.begin(), keys.end(),
-                     [&](uint32_t node) { return key_at(node).same_as(key); });
+                     [&](uint32_t node) { return key_at(node).same_as(wanted); });
 }
 
-uint32_t PrefixKeys::new_secondary_key(uint32_t block, const CachedKey& key) {
+uint32_t PrefixKeys::add_column(size_t group) {
+  if (group >= column_of.size()) column_of.resize(group + 1);
+  entries.widen(num_columns + 1);
+  column_of[group] = ++num_columns;
+  return num_columns - 1;
+}
+
+uint32_t PrefixKeys::new_secondary_key(uint32_t block) {
   uint32_t i;
   if (unused_secondary_keys.empty()) {
     i = static_cast<uint32_t>(secondary_keys.size());
-    secondary_keys.push_back({key, block});
+    secondary_keys.push_back({{}, block});
     // So that giving a key back cannot fail.
     unused_secondary_keys.reserve(secondary_keys.capacity());
   } else {
     i = unused_secondary_keys.back();
     unused_secondary_keys.pop_back();
-    secondary_keys[i] = {key, block};
+    secondary_keys[i] = {{}, block};
   }
   secondary_keys_of[block].push_back(num_records + i);
-  records[block].key.flags |= BlockRecord::kHasSecondary;
+  records[block].set_flag(BlockRecord::kHasSecondary);
   return num_records + i;
 }
 
-void PrefixKeys::link_key(uint32_t node, const LookupKey& key) {
-  CachedKey& mine = key_at(node);
-  const size_t slot = find_slot(key);
-  if (slot == HashIndex::kNotFound) {
-    mine.next_same = mine.prev_same = node;
-    index.insert(key.hash, node);
-    return;
-  }
-  const uint32_t oldest = index.node_at(slot);
-  const uint32_t newest = key_at(oldest).prev_same;
-  mine.prev_same = newest;
-  mine.next_same = oldest;
-  key_at(newest).next_same = node;
-  key_at(oldest).prev_same = node;
-}
-
-void PrefixKeys::unlink_key(uint32_t node) {
-  const CachedKey& key = key_at(node);
-  const uint32_t next = key.next_same;
-  if (next == node) {
-    index.erase(index.find(hash_key(key), [&](uint32_t other) { return other == node; }));
-    return;
-  }
-  const size_t slot = index.find(hash_key(key), [&](uint32_t other) { return other == node; });
-  if (slot != HashIndex::kNotFound) index.replace_node(slot, next);
-  key_at(next).prev_same = key.prev_same;
-  key_at(key.prev_same).next_same = next;
-}
-
-void PrefixKeys::insert_key(uint32_t block, const LookupKey& key, int32_t num_tokens) {
-  if (block_has_key(block, key.key)) return;
+uint32_t PrefixKeys::make_entry(const HashBytes& hash) {
+  uint32_t entry = find_entry(hash);
+  if (entry != 0) return entry;
   index.reserve_one();
-  BlockRecord& record = records[block];
-  if (record.has_hash()) {
-    link_key(new_secondary_key(block, key.key), key);
-    return;
-  }
-  const uint8_t flags = record.key.flags;
-  record.key = key.key;
-  record.key.flags = flags;
-  record.num_tokens = num_tokens;
-  link_key(block, key);
+  entry = entries.make(hash);
+  index.insert(hash.mixed, entry);
+  return entry;
 }
 
-int64_t PrefixKeys::evict(uint32_t block) {
+void PrefixKeys::drop_entry(uint32_t entry) {
+  index.erase(
+      index.find(entries.hash(entry).mixed, [&](uint32_t other) { return other == entry; }));
+  entries.release(entry);
+}
+
+void PrefixKeys::insert_key(uint32_t block, const HashBytes& hash, PoolGroupId group_id,
+                            int32_t num_tokens) {
+  const uint32_t column = make_column(group_id);
+  if (block_has_key(block, find_entry(hash), group_id)) return;
+  BlockRecord& record = records[block];
+  uint32_t node = block;
+  if (record.has_hash()) {
+    node = new_secondary_key(block);
+  } else {
+    record.num_tokens = num_tokens;
+  }
+  key_at(node).group = static_cast<uint16_t>(group_id);
+  link_key(node, key_at(node), make_entry(hash), column);
+}
+
+int64_t PrefixKeys::evict_all(uint32_t block) {
   if (!enable_events) return remove_keys(block, [](const CachedKey&) {});
   return remove_keys(block, [&](const CachedKey& key) {
     push_event({.kind = BlockPoolEvent::Kind::kRemoved,
                 .group_id = static_cast<PoolGroupId>(key.group),
                 .block_size = key.group < block_size_of.size() ? block_size_of[key.group] : 0,
-                .hashes = {std::string(key.view())},
+                .hashes = {std::string(hash_of(key))},
                 .blocks = {block_id(key.group, block)},
                 .still_cached = &key_at(key.next_same) != &key});
   });
@@ -196,69 +189,49 @@ BlockPoolEvent PrefixKeys::stored_event(PoolGroupId group_id, int64_t block_size
   return event;
 }
 
-namespace {
-
-/// Tokens of the prefix that block `i` of the list completes.
-int64_t tokens_up_to(const FullBlocks& full, size_t i) {
-  return (full.first_block + static_cast<int64_t>(i) + 1) * full.block_size;
-}
-
-}  // namespace
-
 void PrefixKeys::check_full(const FullBlocks& full) const {
-  if (full.hashes.size() != full.blocks.size()) {
-    throw InvalidArgument("cache_full_blocks: " + std::to_string(full.blocks.size()) +
-                          " blocks but " + std::to_string(full.hashes.size()) + " hashes");
-  }
-  if (!full.mask.empty() && full.mask.size() != full.blocks.size()) {
-    throw InvalidArgument("cache_full_blocks: " + std::to_string(full.blocks.size()) +
+  const size_t num_blocks = full.hashes.size();
+  if (!full.mask.empty() && full.mask.size() != num_blocks) {
+    throw InvalidArgument("cache_full_blocks: " + std::to_string(num_blocks) +
                           " blocks but a mask of " + std::to_string(full.mask.size()));
   }
   check_parent(full.parent_hash);
   constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
   if (full.first_block < 0 || full.first_block > kMaxTokens || full.block_size < 1 ||
-      full.block_size > kMaxTokens || tokens_up_to(full, full.blocks.size()) > kMaxTokens) {
-    throw InvalidArgument("cache_full_blocks: " + std::to_string(full.blocks.size()) +
-                          " blocks of " + std::to_string(full.block_size) + " tokens from block " +
+      full.block_size > kMaxTokens || tokens_up_to(full, num_blocks) > kMaxTokens) {
+    throw InvalidArgument("cache_full_blocks: " + std::to_string(num_blocks) + " blocks of " +
+                          std::to_string(full.block_size) + " tokens from block " +
                           std::to_string(full.first_block) +
                           " on are not within the first 2147483647 tokens");
   }
 }
 
-void PrefixKeys::check_new_hash(const FullBlocks& full, size_t i, const BlockRecord& record) const {
-  check_hash(full.hashes[i]);
-  if (record.has_hash() && (record.num_tokens == BlockRecord::kUnknownTokens ||
-                            record.num_tokens >= tokens_up_to(full, i))) {
-    throw BlockPoolError("cache_full_blocks: block " + std::to_string(full.blocks[i]) +
-                         " already has a hash, which covers " +
-                         (record.num_tokens < 0 ? std::string("an unknown number of")
-                                                : std::to_string(record.num_tokens)) +
-                         " tokens, not fewer than the new one's " +
-                         std::to_string(tokens_up_to(full, i)));
-  }
+void PrefixKeys::refuse_new_hash(const FullBlocks& full, size_t i, uint32_t block) const {
+  const BlockRecord& record = records[block];
+  throw BlockPoolError(
+      "cache_full_blocks: block " + std::to_string(block_id(record.key.group, block)) +
+      " already has a hash, which covers " +
+      (record.num_tokens < 0 ? std::string("an unknown number of")
+                             : std::to_string(record.num_tokens)) +
+      " tokens, not fewer than the new one's " + std::to_string(tokens_up_to(full, i)));
 }
 
-void PrefixKeys::replace_key(const FullBlocks& full, size_t i, uint32_t block) {
-  evict(block);
-  insert_key(block, lookup_key(full.hashes[i], full.group_id),
-             static_cast<int32_t>(tokens_up_to(full, i)));
-}
-
-void PrefixKeys::push_stored_event(const FullBlocks& full) {
-  BlockPoolEvent event = stored_event(full.group_id, full.block_size, full.parent_hash);
-  for (size_t i = 0; i < full.blocks.size(); ++i) {
-    if (is_skipped(full, i)) continue;
+void PrefixKeys::push_stored_event(const FullBlocks& full, const FullBlockColumns& columns,
+                                   size_t j) {
+  BlockPoolEvent event = stored_event(columns.groups[j], full.block_size, full.parent_hash);
+  for (size_t i = 0; i < full.hashes.size(); ++i) {
+    if (is_skipped(full, i, columns.at(i, j))) continue;
     event.hashes.emplace_back(full.hashes[i]);
-    event.blocks.push_back(full.blocks[i]);
+    event.blocks.push_back(columns.at(i, j));
     event.positions.push_back(full.first_block + static_cast<int64_t>(i));
   }
   event.first = full.first_block;
-  event.end = full.first_block + static_cast<int64_t>(full.blocks.size());
+  event.end = full.first_block + static_cast<int64_t>(full.hashes.size());
   push_event(std::move(event));
 }
 
 bool PrefixKeys::cache_partial(const PartialBlock& partial, uint32_t block) {
-  const LookupKey key = lookup_key(partial.hash, partial.group_id);
+  const HashBytes hash = lookup_hash(partial.hash);
   const int32_t num_tokens = checked_tokens(partial.num_tokens);
   check_parent(partial.parent_hash);
   if (partial.hash_block_size < 1) {
@@ -266,14 +239,15 @@ bool PrefixKeys::cache_partial(const PartialBlock& partial, uint32_t block) {
                           std::to_string(partial.hash_block_size));
   }
   BlockRecord& record = records[block];
-  const bool already_cached = !partial.replace_existing && block_has_key(block, key.key);
+  const bool already_cached =
+      !partial.replace_existing && block_has_key(block, find_entry(hash), partial.group_id);
   if (partial.replace_existing) {
     evict(block);
   } else if (!already_cached && record.has_hash() &&
              record.num_tokens != BlockRecord::kUnknownTokens && record.num_tokens < num_tokens) {
     evict(block);
   }
-  insert_key(block, key, num_tokens);
+  insert_key(block, hash, partial.group_id, num_tokens);
   if (enable_events && !already_cached) {
     BlockPoolEvent event =
         stored_event(partial.group_id, partial.hash_block_size, partial.parent_hash);
@@ -291,11 +265,12 @@ void PrefixKeys::move_keys(uint32_t from, uint32_t to) {
   BlockRecord& source = records[from];
   if (!source.has_hash()) return;
   BlockRecord& target = records[to];
-  const size_t slot =
-      index.find(hash_key(source.key), [&](uint32_t other) { return other == from; });
-  if (slot != HashIndex::kNotFound) index.replace_node(slot, to);
-  const uint8_t has_secondary = source.key.flags & BlockRecord::kHasSecondary;
-  const auto target_flags = static_cast<uint8_t>(target.key.flags | has_secondary);
+  const uint32_t column = column_of[source.key.group] - 1;
+  if (entries.head(source.key.entry, column) == from) {
+    entries.replace_head(source.key.entry, column, to);
+  }
+  const uint16_t has_secondary = source.key.flags & BlockRecord::kHasSecondary;
+  const uint16_t target_flags = target.key.flags | has_secondary;
   target.key = source.key;
   target.key.flags = target_flags;
   target.num_tokens = source.num_tokens;
@@ -311,32 +286,31 @@ void PrefixKeys::move_keys(uint32_t from, uint32_t to) {
     for (const uint32_t node : keys.mapped()) secondary_keys[node - num_records].block = to;
     secondary_keys_of.insert(std::move(keys));
   }
-  source.key.hash_size = 0;
-  source.key.flags &= static_cast<uint8_t>(~BlockRecord::kHasSecondary);
+  source.key.entry = 0;
+  source.clear_flag(BlockRecord::kHasSecondary);
 }
 
 void PrefixKeys::reinsert_keys(uint32_t from, uint32_t to) {
   const int32_t num_tokens = records[from].num_tokens;
-  std::vector<LookupKey> keys;
+  std::vector<std::pair<HashBytes, PoolGroupId>> keys;
   remove_keys(from, [&](const CachedKey& key) {
-    LookupKey& copy = keys.emplace_back();
-    copy.key = key;
-    copy.key.flags = 0;
-    copy.hash = hash_key(key);
+    keys.emplace_back(lookup_hash(hash_of(key)), static_cast<PoolGroupId>(key.group));
   });
-  for (const LookupKey& key : keys) insert_key(to, key, num_tokens);
+  for (const auto& [hash, group_id] : keys) insert_key(to, hash, group_id, num_tokens);
 }
 
 void PrefixKeys::clear() {
   index.clear();
+  entries.clear();
+  num_distinct = 0;
   secondary_keys.clear();
   unused_secondary_keys.clear();
   secondary_keys_of.clear();
   for (uint32_t id = 1; id < num_records; ++id) {
     // Pages of blocks that were never used stay untouched memory.
     if (!records[id].has_hash()) continue;
-    records[id].key.hash_size = 0;
-    records[id].key.flags &= static_cast<uint8_t>(~BlockRecord::kHasSecondary);
+    records[id].key.entry = 0;
+    records[id].clear_flag(BlockRecord::kHasSecondary);
   }
   if (enable_events) push_event({.kind = BlockPoolEvent::Kind::kCleared});
 }
@@ -350,7 +324,7 @@ size_t check_ring(const PrefixKeys& keys, uint32_t node, size_t max_length) {
   uint32_t at = node;
   do {
     const CachedKey& other = keys.key_at(at);
-    require(other.hash_size != 0 && other.same_as(key), "a ring of equal keys has another key", at);
+    require(other.entry != 0 && other.same_as(key), "a ring of equal keys has another key", at);
     require(keys.key_at(other.next_same).prev_same == at, "links of equal keys disagree", at);
     require(++length <= max_length, "a ring of equal keys does not close", at);
     at = other.next_same;
@@ -362,15 +336,27 @@ size_t check_ring(const PrefixKeys& keys, uint32_t node, size_t max_length) {
 
 void PrefixKeys::check_index(size_t num_keys) const {
   size_t num_reachable = 0;
-  index.for_each([&](uint32_t node) {
-    require(node < num_records + secondary_keys.size(), "the index leaves the pool", node);
-    const CachedKey& key = key_at(node);
-    const size_t slot =
-        index.find(hash_key(key), [&](uint32_t other) { return key_at(other).same_as(key); });
-    require(slot != HashIndex::kNotFound && index.node_at(slot) == node,
-            "a key in the index cannot be found", node);
-    num_reachable += check_ring(*this, node, num_keys);
+  size_t num_heads = 0;
+  index.for_each([&](uint32_t entry) {
+    const std::string_view hash = entries.view(entry);
+    require(!hash.empty() && find_entry(lookup_hash(hash)) == entry,
+            "a hash in the index cannot be found", entry);
+    size_t num_of_entry = 0;
+    for (size_t group = 0; group < column_of.size(); ++group) {
+      if (column_of[group] == 0) continue;
+      const uint32_t node = entries.head(entry, column_of[group] - 1);
+      if (node == 0) continue;
+      require(node < num_records + secondary_keys.size(), "the index leaves the pool", node);
+      require(key_at(node).entry == entry && key_at(node).group == group,
+              "the index leads to another key", node);
+      num_reachable += check_ring(*this, node, num_keys);
+      ++num_of_entry;
+    }
+    require(num_of_entry != 0 && num_of_entry == entries.num_heads(entry),
+            "a hash has another number of groups", entry);
+    num_heads += num_of_entry;
   });
+  require(num_heads == num_distinct, "the count of hashes is wrong", 0);
   require(num_reachable == num_keys, "blocks have keys that the index does not lead to", 0);
 }
 

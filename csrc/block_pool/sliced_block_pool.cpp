@@ -111,10 +111,11 @@ double SlicedBlockPool::slice_usage() const noexcept {
 bool SlicedBlockPool::enable_caching() const noexcept { return state_->enable_caching; }
 
 int64_t SlicedBlockPool::memory_bytes() const noexcept {
-  return static_cast<int64_t>(
-      sizeof(SlicedBlockPoolState) + state_->num_records * sizeof(BlockRecord) +
-      state_->num_large * sizeof(detail::LargeBlock) + state_->index.memory_bytes() +
-      state_->secondary_keys.capacity() * sizeof(detail::SecondaryKey));
+  return static_cast<int64_t>(sizeof(SlicedBlockPoolState) +
+                              state_->num_records * sizeof(BlockRecord) +
+                              state_->num_large * sizeof(detail::LargeBlock) +
+                              state_->index.memory_bytes() + state_->entries.memory_bytes() +
+                              state_->secondary_keys.capacity() * sizeof(detail::SecondaryKey));
 }
 
 bool SlicedBlockPool::can_allocate(std::span<const SliceDemand> demands) const {
@@ -246,7 +247,7 @@ void SlicedBlockPool::unpin_blocks(PoolGroupId group_id, std::span<const BlockId
   for (const BlockId id : blocks) {
     const uint32_t number = s.record_of(s.ref_of(s.groups[group], id));
     s.watchers.add(number, on_reuse);
-    s.records[number].key.flags |= BlockRecord::kWatched;
+    s.records[number].set_flag(BlockRecord::kWatched);
   }
   s.free_unheld(group, blocks);
   check.done(*this);

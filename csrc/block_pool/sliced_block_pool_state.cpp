@@ -204,7 +204,7 @@ int64_t SlicedBlockPoolState::count_demands(std::span<const SliceDemand> demands
       BlockRecord& record = record_at(ref);
       LargeBlock& block = large[ref.large];
       if (record.ref_count != 0 || (record.key.flags & BlockRecord::kCounted) != 0) continue;
-      record.key.flags |= BlockRecord::kCounted;
+      record.set_flag(BlockRecord::kCounted);
       if (block.num_used == 0 && !block.is_counted) {
         block.is_counted = true;
         admission_free_[g] += groups[g].slices();
@@ -216,7 +216,7 @@ int64_t SlicedBlockPoolState::count_demands(std::span<const SliceDemand> demands
   for (const SliceDemand& demand : demands) {
     for (const BlockId id : demand.found) {
       const SliceRef ref = ref_of(groups[static_cast<uint32_t>(demand.group_id)], id);
-      record_at(ref).key.flags &= static_cast<uint8_t>(~BlockRecord::kCounted);
+      record_at(ref).clear_flag(BlockRecord::kCounted);
       large[ref.large].is_counted = false;
     }
   }
@@ -265,7 +265,7 @@ void SlicedBlockPoolState::touch(uint32_t group, std::span<const BlockId> blocks
       opened = ref.large;
     }
     take_cached(ref.large, ref.slice);
-    record.key.flags |= BlockRecord::kInUse;
+    record.set_flag(BlockRecord::kInUse);
     ++large[ref.large].num_used;
   }
   if (opened != 0) close(opened, true);
@@ -324,7 +324,7 @@ void SlicedBlockPoolState::free_unheld(uint32_t group, std::span<const BlockId> 
       open(ref.large);
       opened = ref.large;
     }
-    record.key.flags &= static_cast<uint8_t>(~BlockRecord::kInUse);
+    record.clear_flag(BlockRecord::kInUse);
     --large[ref.large].num_used;
     if (!enable_caching) evict(number);
     if (record.is_kept()) {
@@ -353,7 +353,7 @@ void SlicedBlockPoolState::unwatch(SliceRef ref) {
   const uint32_t number = record_of(ref);
   BlockRecord& record = records[number];
   if ((record.key.flags & BlockRecord::kWatched) == 0) return;
-  record.key.flags &= static_cast<uint8_t>(~BlockRecord::kWatched);
+  record.clear_flag(BlockRecord::kWatched);
   const uint16_t owner = large[ref.large].owner;
   for (SlicedBlockPool::ReuseCallback& on_reuse : watchers.take(number)) {
     reused_.push_back({PoolGroupId{owner}, block_id(owner, number), std::move(on_reuse)});
@@ -409,7 +409,7 @@ void SlicedBlockPoolState::hand_out(uint32_t l, std::span<BlockId> out, bool fro
     }
     BlockRecord& record = record_at({l, slice});
     record.ref_count = 1;
-    record.key.flags |= BlockRecord::kInUse;
+    record.set_flag(BlockRecord::kInUse);
     id = first + static_cast<BlockId>(slice);
   }
 }

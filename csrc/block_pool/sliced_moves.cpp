@@ -212,11 +212,11 @@ void SlicedBlockPoolState::move_slice(SliceRef from, SliceRef to) {
   BlockRecord& target = record_at(to);
   move_keys(record_of(from), record_of(to));
   target.ref_count = std::exchange(source.ref_count, 0);
-  source.key.flags &= static_cast<uint8_t>(~BlockRecord::kInUse);
-  target.key.flags |= BlockRecord::kInUse;
+  source.clear_flag(BlockRecord::kInUse);
+  target.set_flag(BlockRecord::kInUse);
   if ((source.key.flags & BlockRecord::kWatched) == 0) return;
-  source.key.flags &= static_cast<uint8_t>(~BlockRecord::kWatched);
-  target.key.flags |= BlockRecord::kWatched;
+  source.clear_flag(BlockRecord::kWatched);
+  target.set_flag(BlockRecord::kWatched);
   watchers.move(record_of(from), record_of(to));
 }
 

@@ -14,7 +14,7 @@ using detail::SliceRef;
 std::optional<BlockId> SlicedBlockPool::find(std::string_view hash, PoolGroupId group_id) const {
   const SlicedBlockPoolState& s = *state_;
   const uint32_t group = s.checked_group(group_id);
-  const uint32_t record = s.find_block(s.lookup_key(hash, group_id));
+  const uint32_t record = s.find_block(hash, group_id);
   if (record == 0) return std::nullopt;
   return s.id_of_record(s.groups[group], record);
 }
@@ -22,12 +22,11 @@ std::optional<BlockId> SlicedBlockPool::find(std::string_view hash, PoolGroupId 
 bool SlicedBlockPool::find_in_groups(std::string_view hash, std::span<const PoolGroupId> group_ids,
                                      std::span<BlockId> out) const {
   detail::check_room_for_groups(group_ids.size(), out.size());
-  for (size_t i = 0; i < group_ids.size(); ++i) {
-    const std::optional<BlockId> block = find(hash, group_ids[i]);
-    if (!block) return false;
-    out[i] = *block;
-  }
-  return true;
+  const SlicedBlockPoolState& s = *state_;
+  for (const PoolGroupId group_id : group_ids) s.checked_group(group_id);
+  return s.find_in_groups(hash, group_ids, [&](size_t i, uint32_t record) {
+    out[i] = s.id_of_record(s.groups[static_cast<size_t>(group_ids[i])], record);
+  });
 }
 
 int64_t SlicedBlockPool::find_prefix(std::span<const std::string_view> hashes, PoolGroupId group_id,
@@ -117,11 +116,11 @@ std::string_view SlicedBlockPool::block_hash(PoolGroupId group_id, BlockId block
   const SlicedBlockPoolState& s = *state_;
   const uint32_t group = s.checked_group(group_id);
   const SliceRef ref = s.checked_id(group, block, "block_hash");
-  return s.owns(group, ref.large) ? s.record_at(ref).key.view() : std::string_view();
+  return s.owns(group, ref.large) ? s.hash_of(s.record_at(ref).key) : std::string_view();
 }
 
 int64_t SlicedBlockPool::num_cached_hashes() const noexcept {
-  return static_cast<int64_t>(state_->index.size());
+  return static_cast<int64_t>(state_->num_distinct);
 }
 
 }  // namespace kvplan

@@ -713,30 +713,78 @@ int64_t at(std::span<const int64_t> array, size_t i, int64_t otherwise) {
 StepResult ManagerState::schedule(const DecodeStep& step, std::span<AppendedBlock> appended) {
   check_step(step);
   StepResult result;
+  const auto num_new = [&](size_t row) { return at(step.num_new_tokens, row, 1); };
+  due.clear();
   for (size_t row = 0; row < step.requests.size(); ++row) {
+    const auto i = static_cast<size_t>(step.requests[row]);
+    const int64_t computed = step.num_computed_tokens[row];
+    const bool is_quiet = i < quiet_until.size() && num_new(row) > 0 && computed >= 0 &&
+                          computed + num_new(row) + step.num_lookahead_tokens < quiet_until[i];
+    if (!is_quiet) due.push_back(row);
+  }
+  for (size_t n = 0; n < due.size(); ++n) {
+    for (size_t distance = 1; distance <= kAhead && n + distance < due.size(); ++distance) {
+      const size_t ahead = due[n + distance];
+      prefetch(step.requests[ahead], step.num_computed_tokens[ahead], distance);
+    }
+    const size_t row = due[n];
     const RequestHandle handle = step.requests[row];
     const int64_t computed = step.num_computed_tokens[row];
-    const int64_t fresh = at(step.num_new_tokens, row, 1);
-    const auto i = static_cast<size_t>(handle);
-    if (i < quiet_until.size() && fresh > 0 && computed >= 0 &&
-        computed + fresh + step.num_lookahead_tokens < quiet_until[i]) {
-      ++result.num_scheduled;
-      continue;
-    }
     RequestTokens tokens = request_of(handle).tokens;
     tokens.num_computed_tokens = computed;
-    tokens.num_tokens = at(step.num_tokens, row, computed + fresh);
+    tokens.num_tokens = at(step.num_tokens, row, computed + num_new(row));
     tokens.num_in_flight_tokens = at(step.num_in_flight_tokens, row, 0);
     const std::span<AppendedBlock> room = appended.subspan(result.num_appended);
-    result.stop =
-        allocate(handle, tokens,
-                 {.num_new_tokens = fresh, .num_lookahead_tokens = step.num_lookahead_tokens},
-                 nullptr, static_cast<int64_t>(room.size()));
-    if (result.stop != StepResult::Stop::kDone) break;
+    result.stop = allocate(
+        handle, tokens,
+        {.num_new_tokens = num_new(row), .num_lookahead_tokens = step.num_lookahead_tokens},
+        nullptr, static_cast<int64_t>(room.size()));
+    result.num_scheduled = row;
+    if (result.stop != StepResult::Stop::kDone) return result;
     result.num_appended += append(static_cast<int32_t>(row), handle, room);
-    ++result.num_scheduled;
   }
+  result.num_scheduled = step.requests.size();
   return result;
+}
+
+namespace {
+
+void prefetch_range(const void* first, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) {
+    __builtin_prefetch(static_cast<const char*>(first) + at, 1);
+  }
+}
+
+}  // namespace
+
+void ManagerState::prefetch(RequestHandle handle, int64_t num_computed, size_t distance) const {
+  const auto i = static_cast<size_t>(handle);
+  if (i >= requests.size()) return;
+  // Each distance needs what the one before has asked for.
+  const Request& request = requests[i];
+  if (distance == kAhead) return prefetch_range(&request, sizeof(request));
+  if (distance == kAhead - 1) {
+    prefetch_range(request.tables.data(), request.tables.size() * sizeof(BlockTables));
+    return prefetch_range(request.groups.data(), request.groups.size() * sizeof(GroupProgress));
+  }
+  const auto look_at_row = [&](const BlockTables& table, int64_t row, size_t num_columns) {
+    if (row < 0 || row >= table.length) return;
+    const BlockId* first = table.ids.data() + static_cast<size_t>(row) * num_columns;
+    if (distance > 1) {
+      prefetch_range(first, num_columns * sizeof(BlockId));
+    } else {
+      pool->prefetch({first, num_columns});
+    }
+  };
+  // The blocks that become full, and those that a window leaves behind.
+  for (size_t t = 0; t < layout.tables.size(); ++t) {
+    look_at_row(request.tables[t], request.tables[t].length - 1, layout.tables[t].num_columns);
+  }
+  for (const std::vector<size_t>& alike : layout.alike) {
+    const GroupPolicy& group = layout.groups[alike[0]];
+    look_at_row(request.tables[group.table], group.skipped_blocks(num_computed) - 1,
+                layout.tables[group.table].num_columns);
+  }
 }
 
 size_t ManagerState::append(int32_t row, RequestHandle handle, std::span<AppendedBlock> out) {

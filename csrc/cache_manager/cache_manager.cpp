@@ -41,6 +41,7 @@ ManagerState::ManagerState(const CacheManagerOptions& options, std::shared_ptr<B
                           (pool->enable_caching() ? " and caches" : " and does not cache") +
                           ", unlike the options, which say " + std::to_string(options.num_blocks));
   }
+  set_commit_batches();
 }
 
 Request& ManagerState::request_of(RequestHandle handle) {

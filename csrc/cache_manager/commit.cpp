@@ -8,8 +8,42 @@
 namespace kvplan::detail {
 namespace {
 
-/// Caches what one group of a request has. Mirrors the `cache_blocks` methods of
-/// vllm/v1/core/single_type_kv_cache_manager.py (0.33).
+/// Tokens at which a request with the same prompt, or one that shares a prefix, resumes.
+/// Mirrors vllm/v1/core/kv_cache_coordinator.py::replay_boundaries (0.33).
+class ResumePoints {
+ public:
+  ResumePoints(const ManagerLayout& layout, const GroupPolicy& group, const RequestTokens& tokens) {
+    const int64_t prompt = tokens.num_prompt_tokens;
+    if (layout.drops_eagle_block) {
+      const int64_t unit = layout.scheduler_block_size;
+      // EAGLE matches the block above and drops it.
+      add(std::max<int64_t>(0, floor_to(std::max<int64_t>(0, prompt - 1), unit) - unit));
+      add(std::max<int64_t>(0, floor_to(prompt, unit) - unit));
+    } else {
+      add(prompt - 1);
+    }
+    if (const int64_t shared = tokens.shared_prefix_boundary; shared != 0) {
+      add(shared);
+      // One that leaves right after cannot match the block above.
+      if (group.use_eagle) add(shared - group.block_size);
+    }
+  }
+  std::span<const int64_t> tokens() const { return std::span(points_).first(size_); }
+
+ private:
+  void add(int64_t tokens) { points_[size_++] = tokens; }
+
+  std::array<int64_t, 4> points_{};
+  size_t size_ = 0;
+};
+
+/// Whether a group caches more than full blocks.
+bool caches_inside_blocks(const ManagerLayout& layout, const GroupPolicy& group) {
+  return group.mamba_align || (group.is_full && group.block_size != layout.hash_block_size);
+}
+
+/// Caches what one group of a request has besides full blocks. Mirrors the `cache_blocks` methods
+/// of vllm/v1/core/single_type_kv_cache_manager.py (0.33).
 class GroupCommit {
  public:
   GroupCommit(ManagerState& state, RequestHandle handle, Request& request, size_t group)
@@ -22,72 +56,19 @@ class GroupCommit {
         progress_(request.groups[group]),
         blocks_(state.column(request, group_)) {}
 
-  void run(int64_t num_tokens) {
-    const int64_t first_new = std::max(progress_.num_cached, 0);
-    cache_full_blocks(num_tokens);
+  /// What a group caches besides full blocks, of which it had `first_new`.
+  void run(int64_t num_tokens, int64_t first_new) {
     const int64_t end_new = std::max(progress_.num_cached, 0);
     if (group_.mamba_align) {
       if (cache_state_boundary(num_tokens)) remember_boundary();
       remember_new_states(first_new, end_new);
-    } else if (group_.is_full && group_.block_size != layout_.hash_block_size) {
+    } else {
       cache_prompt_tail(num_tokens);
     }
   }
 
  private:
   int64_t num_hashes() const { return static_cast<int64_t>(state_.hash_count(request_)); }
-
-  void cache_full_blocks(int64_t num_tokens) {
-    if (!group_.prefix_cacheable) return;
-    const int64_t first = std::max(progress_.num_cached, 0);
-    const int64_t end = state_.num_full_blocks(request_, group_, num_tokens);
-    if (first >= end) return;
-
-    const std::array<int64_t, 4> boundaries = resume_points();
-    const Reachable is_reachable(layout_, group_, std::span(boundaries).first(num_resume_points_));
-    const int64_t hashes_per_block = layout_.hashes_per_block(group_);
-    state_.ids.clear();
-    state_.hash_views.clear();
-    state_.mask.clear();
-    for (int64_t i = first; i < end; ++i) {
-      state_.ids.push_back(blocks_[i]);
-      state_.hash_views.push_back(state_.hash_at(request_, (i + 1) * hashes_per_block - 1));
-      if (!is_reachable.all()) state_.mask.push_back(is_reachable(i) ? 1 : 0);
-    }
-    state_.pool->cache_full_blocks(
-        {.blocks = state_.ids,
-         .hashes = state_.hash_views,
-         .first_block = first,
-         .block_size = group_.block_size,
-         .group_id = static_cast<PoolGroupId>(group_id_),
-         .parent_hash = first == 0 ? std::string_view()
-                                   : state_.hash_at(request_, first * hashes_per_block - 1),
-         .mask = state_.mask});
-    progress_.num_cached = static_cast<int32_t>(end);
-  }
-
-  /// Tokens at which a request with the same prompt, or one that shares a prefix, resumes.
-  /// Mirrors vllm/v1/core/kv_cache_coordinator.py::replay_boundaries (0.33).
-  std::array<int64_t, 4> resume_points() {
-    std::array<int64_t, 4> points{};
-    const auto add = [&](int64_t tokens) { points[num_resume_points_++] = tokens; };
-    const int64_t prompt = request_.tokens.num_prompt_tokens;
-    num_resume_points_ = 0;
-    if (layout_.drops_eagle_block) {
-      const int64_t unit = layout_.scheduler_block_size;
-      // EAGLE matches the block above and drops it.
-      add(std::max<int64_t>(0, floor_to(std::max<int64_t>(0, prompt - 1), unit) - unit));
-      add(std::max<int64_t>(0, floor_to(prompt, unit) - unit));
-    } else {
-      add(prompt - 1);
-    }
-    if (const int64_t shared = request_.tokens.shared_prefix_boundary; shared != 0) {
-      add(shared);
-      // One that leaves right after cannot match the block above.
-      if (group_.use_eagle) add(shared - group_.block_size);
-    }
-    return points;
-  }
 
   bool cache_boundary(BlockId block, int64_t num_tokens, bool replace) {
     const int64_t index = num_tokens / layout_.hash_block_size - 1;
@@ -177,7 +158,6 @@ class GroupCommit {
   const GroupPolicy& group_;
   GroupProgress& progress_;
   Column blocks_;
-  size_t num_resume_points_ = 0;
   int64_t boundary_ = 0;
 };
 
@@ -245,15 +225,81 @@ void ManagerState::check_commit(Request& request, int64_t num_computed) {
   }
 }
 
-void ManagerState::commit(RequestHandle handle, Request& request, int64_t num_computed) {
+void ManagerState::set_commit_batches() {
   for (size_t g = 0; g < layout.groups.size(); ++g) {
     const GroupPolicy& group = layout.groups[g];
+    const auto caches_alike = [&](const CommitBatch& batch) {
+      const GroupPolicy& other = layout.groups[static_cast<size_t>(batch.groups[0])];
+      if (other.alike == group.alike) return true;
+      return other.table == group.table && other.prefix_cacheable == group.prefix_cacheable &&
+             other.use_eagle == group.use_eagle && Reachable(layout, other, {}).all() &&
+             Reachable(layout, group, {}).all();
+    };
+    auto batch = commit_batches.end();
+    if (!pool->enable_events()) {
+      batch = std::find_if(commit_batches.begin(), commit_batches.end(), caches_alike);
+    }
+    if (batch == commit_batches.end()) batch = commit_batches.emplace(batch);
+    batch->groups.push_back(static_cast<PoolGroupId>(g));
+    batch->columns.push_back(group.column);
+  }
+}
+
+void ManagerState::commit_full(Request& request, const CommitBatch& batch, int64_t num_tokens) {
+  const auto g = static_cast<size_t>(batch.groups[0]);
+  const GroupPolicy& group = layout.groups[g];
+  const int64_t first = std::max(request.groups[g].num_cached, 0);
+  const int64_t end = num_full_blocks(request, group, num_tokens);
+  if (!group.prefix_cacheable || first >= end) return;
+
+  const ResumePoints resume_points(layout, group, request.tokens);
+  const Reachable is_reachable(layout, group, resume_points.tokens());
+  const int64_t hashes_per_block = layout.hashes_per_block(group);
+  hash_views.clear();
+  mask.clear();
+  for (int64_t i = first; i < end; ++i) {
+    hash_views.push_back(hash_at(request, (i + 1) * hashes_per_block - 1));
+    if (!is_reachable.all()) mask.push_back(is_reachable(i) ? 1 : 0);
+  }
+  const size_t stride = layout.tables[group.table].num_columns;
+  pool->cache_full_blocks(
+      {.hashes = hash_views,
+       .first_block = first,
+       .block_size = group.block_size,
+       .parent_hash =
+           first == 0 ? std::string_view() : hash_at(request, first * hashes_per_block - 1),
+       .mask = mask},
+      {.blocks = request.tables[group.table].ids.data() + static_cast<size_t>(first) * stride,
+       .stride = stride,
+       .groups = batch.groups,
+       .columns = batch.columns});
+  for (const PoolGroupId id : batch.groups) {
+    request.groups[static_cast<size_t>(id)].num_cached = static_cast<int32_t>(end);
+  }
+}
+
+void ManagerState::commit(RequestHandle handle, Request& request, int64_t num_computed) {
+  for (const CommitBatch& batch : commit_batches) {
+    const auto progress = [&](PoolGroupId id) -> const GroupProgress& {
+      return request.groups[static_cast<size_t>(id)];
+    };
+    const GroupPolicy& group = layout.groups[static_cast<size_t>(batch.groups[0])];
     const int64_t num_tokens = layout.cacheable_tokens(group, num_computed);
-    // Boundaries inside a block aside, there is nothing to do until the next block is full.
-    const bool only_full_blocks = group.block_size == layout.hash_block_size && !group.mamba_align;
-    const int64_t next = std::max(request.groups[g].num_cached, 0) + 1;
-    if (only_full_blocks && num_tokens < next * group.block_size) continue;
-    GroupCommit(*this, handle, request, g).run(num_tokens);
+    const int32_t first = progress(batch.groups[0]).num_cached;
+    if (std::all_of(batch.groups.begin(), batch.groups.end(),
+                    [&](PoolGroupId id) { return progress(id).num_cached == first; })) {
+      commit_full(request, batch, num_tokens);
+    } else {
+      // Their hits ended at different lengths.
+      for (size_t i = 0; i < batch.groups.size(); ++i) {
+        commit_full(request, {{batch.groups[i]}, {batch.columns[i]}}, num_tokens);
+      }
+    }
+    for (const PoolGroupId id : batch.groups) {
+      const auto g = static_cast<size_t>(id);
+      if (!caches_inside_blocks(layout, layout.groups[g])) continue;
+      GroupCommit(*this, handle, request, g).run(num_tokens, std::max(first, 0));
+    }
   }
 }
 

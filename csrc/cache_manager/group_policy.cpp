@@ -312,12 +312,14 @@ void ManagerLayout::set_alike() {
   const auto are_alike = [](const GroupPolicy& a, const GroupPolicy& b) {
     return a.kind == b.kind && detail::follows_tokens(a.kind) && a.block_size == b.block_size &&
            a.skip_bias == b.skip_bias && a.skip_unit == b.skip_unit && a.window == b.window &&
-           a.prefix_cacheable == b.prefix_cacheable && a.use_eagle == b.use_eagle;
+           a.prefix_cacheable == b.prefix_cacheable && a.use_eagle == b.use_eagle &&
+           a.blocks_for_hit == b.blocks_for_hit;
   };
   for (size_t i = 0; i < groups.size(); ++i) {
     const auto like = std::find_if(alike.begin(), alike.end(), [&](const std::vector<size_t>& set) {
       return are_alike(groups[set[0]], groups[i]);
     });
+    groups[i].alike = static_cast<uint32_t>(like - alike.begin());
     if (like == alike.end()) {
       alike.push_back({i});
     } else {

@@ -47,6 +47,7 @@ struct GroupPolicy {
   uint32_t table = 0;
   uint32_t column = 0;
   uint32_t state = 0;  // of an aligned Mamba group: index among those
+  uint32_t alike = 0;  // index of its set in `ManagerLayout::alike`
 
   int64_t skipped_tokens(int64_t num_computed) const {
     const int64_t behind = num_computed + skip_bias;

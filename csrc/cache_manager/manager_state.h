@@ -70,6 +70,26 @@ struct NewBlocks {
   }
 };
 
+/// Blocks that leave a request, in batches that the pool takes one after another.
+struct FreedBlocks {
+  std::vector<BlockId> ids;
+  std::vector<size_t> ends;
+
+  void clear() {
+    ids.clear();
+    ends.clear();
+  }
+  void end_batch() {
+    if (ids.size() > (ends.empty() ? 0 : ends.back())) ends.push_back(ids.size());
+  }
+};
+
+/// Groups that cache the same blocks of their common table, as a rule at the same time.
+struct CommitBatch {
+  std::vector<PoolGroupId> groups;
+  std::vector<uint32_t> columns;  // of the table, one per group
+};
+
 /// What an allocation does to one group's table, in this order.
 struct Growth {
   int64_t skipped = 0;    // null blocks in place of the hit's first ones
@@ -130,11 +150,16 @@ struct ManagerState : OperationState {
   std::unordered_set<std::string> cached_this_step;
 
   NewBlocks new_blocks;
+  /// All groups, in their order where events tell of it.
+  std::vector<CommitBatch> commit_batches;
 
   // Memory that operations reuse.
   std::vector<BlockId> ids;
   std::vector<uint8_t> mask;
   std::vector<std::string_view> hash_views;
+  FreedBlocks freed;
+  std::vector<int64_t> skipped;  // by set of groups alike
+  std::vector<size_t> due;       // rows of a step
   std::vector<Growth> growths;   // by group
   std::vector<int64_t> lengths;  // by table
 
@@ -171,7 +196,14 @@ struct ManagerState : OperationState {
   /// Throws for a hit that is not one of this manager's, or that the request cannot take over.
   void check_hit(const Request& request, const PrefixHit& hit) const;
 
+  /// Asks for memory of a request that is `distance` requests ahead, at most `kAhead`.
+  void prefetch(RequestHandle handle, int64_t num_computed, size_t distance) const;
+  static constexpr size_t kAhead = 4;
+
   // commit.cpp
+  void set_commit_batches();
+  /// Caches what becomes full of the groups of a batch, which are as far as the first.
+  void commit_full(Request& request, const CommitBatch& batch, int64_t num_computed);
   void commit(RequestHandle handle, Request& request, int64_t num_computed);
   /// Throws `InvalidArgument` if so many tokens fill blocks that the request does not have.
   void check_commit(Request& request, int64_t num_computed);

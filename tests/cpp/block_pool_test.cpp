@@ -59,6 +59,46 @@ TEST(BlockPool, UncachedBlocksAreReusedFirstAndCachedOnesLast) {
   EXPECT_EQ(pool.free_block_ids(), (Ids{4, 2, 5, 6, 3, 1}));
 }
 
+TEST(BlockPool, BatchesAreFreedOneAfterAnother) {
+  BlockPool pool(9);
+  const Ids blocks = pool.get_new_blocks(int64_t{4});
+  cache_full(pool, {2, 4}, {"a", "b"});
+  const std::vector<size_t> ends = {2, 4};
+  const std::vector<size_t> too_few = {2, 3};
+  EXPECT_THROW(pool.free_batches(blocks, too_few), InvalidArgument);
+  EXPECT_THROW(pool.free_batches(blocks, {}), InvalidArgument);
+  EXPECT_THROW(pool.free_batches(Ids{1, 2, 3, 1}, ends), BlockPoolError);
+  EXPECT_EQ(pool.free_block_ids(), (Ids{5, 6, 7, 8}));
+  pool.free_batches(blocks, ends);
+  EXPECT_EQ(pool.free_block_ids(), (Ids{3, 1, 5, 6, 7, 8, 2, 4}));
+  // A block goes with the batch that takes its last holder.
+  pool.touch(Ids{2, 2, 4});
+  pool.free_batches(Ids{2, 4, 2}, std::vector<size_t>{1, 3});
+  EXPECT_EQ(pool.free_block_ids(), (Ids{3, 1, 5, 6, 7, 8, 4, 2}));
+}
+
+TEST(BlockPool, BlocksThatLeaveTheMiddleKeepTheOrder) {
+  BlockPool pool(7);
+  pool.get_new_blocks(int64_t{6});
+  cache_full(pool, {1, 2, 3, 4, 5, 6}, {"a", "b", "c", "d", "e", "f"});
+  pool.free_blocks(Ids{1, 2, 3, 4, 5, 6});
+  Ids order = {1, 2, 3, 4, 5, 6};
+  for (size_t i = 0; i < 100; ++i) {
+    const BlockId block = order[i % 5 + 1];
+    pool.touch(Ids{block});
+    EXPECT_EQ(pool.first_free(), order[0]);
+    order.erase(std::find(order.begin(), order.end(), block));
+    for (size_t at = 0; at + 1 < order.size(); ++at) {
+      EXPECT_EQ(pool.next_free(order[at]), order[at + 1]);
+      EXPECT_EQ(pool.prev_free(order[at + 1]), order[at]);
+    }
+    pool.free_blocks(Ids{block});
+    order.push_back(block);
+    ASSERT_EQ(pool.free_block_ids(), order);
+    pool.check_invariants();
+  }
+}
+
 TEST(BlockPool, WithoutCachingEveryFreedBlockIsReusedFirst) {
   BlockPool pool(4, {.enable_caching = false});
   pool.get_new_blocks(int64_t{2});
@@ -283,6 +323,59 @@ TEST(BlockPool, UsesAreNotedInOrder) {
   BlockPool silent(4);
   silent.get_new_blocks(int64_t{2});
   EXPECT_TRUE(silent.take_uses().empty());
+}
+
+TEST(BlockPool, GroupsWithCommonHashesAreCachedOneAfterAnother) {
+  const std::vector<PoolGroupId> groups = {PoolGroupId{65535}, kGroup, PoolGroupId{7}};
+  const std::vector<uint32_t> columns = {2, 0, 3};
+  const std::vector<std::string_view> hashes = {"a", "b", "c"};
+  const std::vector<uint8_t> mask = {1, 0, 1};
+  // Four columns, of which one is not cached; a null block; one that was cached up to its middle.
+  const Ids table = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, kNullBlock, 12};
+  const FullBlocks full = {
+      .hashes = hashes, .first_block = 2, .block_size = 16, .parent_hash = "p", .mask = mask};
+  const FullBlockColumns all = {
+      .blocks = table.data(), .stride = 4, .groups = groups, .columns = columns};
+  BlockPool together(20, {.enable_events = true});
+  BlockPool apart(20, {.enable_events = true});
+  for (BlockPool* pool : {&together, &apart}) {
+    pool->get_new_blocks(int64_t{12});
+    cache_partial(*pool, 9, "half", 36);
+  }
+  together.cache_full_blocks(full, all);
+  for (size_t j = 0; j < groups.size(); ++j) {
+    FullBlocks one = full;
+    const Ids blocks = {all.at(0, j), all.at(1, j), all.at(2, j)};
+    one.blocks = blocks;
+    one.group_id = groups[j];
+    apart.cache_full_blocks(one);
+  }
+  EXPECT_EQ(together.num_cached_hashes(), 5);
+  EXPECT_EQ(together.take_events(), apart.take_events());
+  for (const PoolGroupId group : groups) {
+    for (const std::string_view hash : hashes) {
+      EXPECT_EQ(together.find(hash, group), apart.find(hash, group));
+    }
+  }
+  EXPECT_EQ(together.find("c", kGroup), 9);
+  EXPECT_EQ(together.find("half", kGroup), std::nullopt);
+  // The last of them has a hash already: nothing is cached.
+  const std::vector<std::string_view> others = {"d", "e", "f"};
+  const Ids with_one_cached = {13, 2, 14, 15, 5, 6, 7, 8, 16, 10, 17, 12};
+  EXPECT_THROW(
+      together.cache_full_blocks(
+          {.hashes = others, .block_size = 16},
+          {.blocks = with_one_cached.data(), .stride = 4, .groups = groups, .columns = columns}),
+      BlockPoolError);
+  EXPECT_EQ(together.num_cached_hashes(), 5);
+  EXPECT_THROW(together.cache_full_blocks(full, {.blocks = table.data(), .groups = groups}),
+               InvalidArgument);
+  // One hash goes only with the last of its groups' blocks.
+  together.evict_blocks(Ids{3, 1});
+  EXPECT_EQ(together.find("a", PoolGroupId{7}), 4);
+  together.evict_blocks(Ids{4});
+  EXPECT_EQ(together.find("a", PoolGroupId{7}), std::nullopt);
+  together.check_invariants();
 }
 
 TEST(BlockPool, AFullBlockIsNotCachedTwice) {

@@ -83,6 +83,17 @@ struct FullBlocks {
   std::span<const uint8_t> mask{};  ///< empty, or one per block: 0 leaves the block out
 };
 
+/// Full blocks of groups that share their hashes, in interleaved block tables: block i of group j
+/// is `blocks[i * stride + columns[j]]`.
+struct FullBlockColumns {
+  const BlockId* blocks = nullptr;
+  size_t stride = 1;
+  std::span<const PoolGroupId> groups{};
+  std::span<const uint32_t> columns{};  ///< one per group
+
+  BlockId at(size_t i, size_t j) const noexcept { return blocks[i * stride + columns[j]]; }
+};
+
 /// A prefix boundary inside a block that shall be found by its hash.
 struct PartialBlock {
   BlockId block = kNullBlock;
@@ -99,8 +110,9 @@ struct PartialBlock {
 /// Order of allocation, eviction and events mirror vllm/v1/core/block_pool.py::BlockPool (0.33).
 /// Every operation either completes or throws `BlockPoolError` / `InvalidArgument` and changes
 /// nothing, also when only the last of many ids is bad. Allocation, release and lookup are O(1) a
-/// block; construction does not touch the blocks. A block costs 64 bytes, and with caching 8 bytes
-/// for each slot of a hash index that is at most 3/4 full.
+/// block; construction does not touch the blocks. A block costs 40 to 48 bytes, with caching 8
+/// bytes for each slot of a hash index that is at most 3/4 full, and a cached hash 40 bytes and 4
+/// for each group.
 ///
 /// One writer: calls must not overlap, and there are no locks. A build with KVPLAN_CHECKS throws
 /// when a second thread enters, and verifies the invariants after each operation.
@@ -122,6 +134,7 @@ class KVPLAN_API BlockPool {
   /// Share of the blocks in use, the null block not counted; 0 for a pool of one block.
   double usage() const noexcept;
   bool enable_caching() const noexcept;
+  bool enable_events() const noexcept;
   /// Bytes this pool has reserved: block records, hash index, secondary keys.
   int64_t memory_bytes() const noexcept;
 
@@ -142,10 +155,15 @@ class KVPLAN_API BlockPool {
   /// given: without a hash at the front of the free list, with a hash at its back. Null blocks are
   /// skipped.
   void free_blocks(std::span<const BlockId> blocks);
+  /// As `free_blocks` for one batch after another, but all or none: batch i ends before
+  /// `blocks[ends[i]]`, the last one with `blocks`.
+  void free_batches(std::span<const BlockId> blocks, std::span<const size_t> ends);
   /// Like `free_blocks`, but the blocks go to the back in any case, and `on_reuse` is called when
   /// `get_new_blocks` hands one of them out or the prefix cache is reset. A block that is unpinned
   /// again before that has every callback called, in their order. No null blocks.
   void unpin_blocks(std::span<const BlockId> blocks, ReuseCallback on_reuse);
+  /// Asks for the memory of blocks that are soon to be cached, touched or freed.
+  void prefetch(std::span<const BlockId> blocks) const noexcept;
   /// Sets the holders of a block in use: `count` and the present count must be positive.
   void set_ref_count(BlockId block, int64_t count);
 
@@ -163,6 +181,9 @@ class KVPLAN_API BlockPool {
   /// Makes full blocks reachable. Null and masked-out blocks are skipped. A block may already have
   /// a hash only if that covers fewer tokens (a partial block that was filled); it is replaced.
   void cache_full_blocks(const FullBlocks& full);
+  /// As above for one group after another, all or none. Blocks and group of `full` are not read,
+  /// and the mask holds for each group.
+  void cache_full_blocks(const FullBlocks& full, const FullBlockColumns& columns);
   /// Makes a boundary inside a block reachable, in addition to hashes that cover more tokens, and
   /// in place of those that cover fewer. Returns false and changes nothing for the null block.
   bool cache_partial_block(const PartialBlock& partial);
@@ -196,7 +217,7 @@ class KVPLAN_API BlockPool {
   int32_t ref_count(BlockId block) const;
   bool is_free(BlockId block) const;
   bool has_hash(BlockId block) const;
-  /// A view into the pool: valid until the block loses the hash. Empty if it has none.
+  /// A view into the pool: valid until the pool is changed. Empty if the block has none.
   std::string_view block_hash(BlockId block) const;
   std::optional<PoolGroupId> block_hash_group(BlockId block) const;
   std::optional<int64_t> block_hash_num_tokens(BlockId block) const;

@@ -88,8 +88,8 @@ struct MoveOptions {
 /// Every operation either completes or throws `BlockPoolError` / `InvalidArgument` and changes
 /// nothing, also when only the last of many ids is bad. Allocation, release and lookup are O(1) a
 /// block (emptying a large block costs its slices, each once), admission is O(groups); nothing
-/// scans. Memory: 64 bytes a large block and 64 for each of its slices in the group with most
-/// slices, taken at first use, and with caching the index as in `BlockPool`.
+/// scans. Memory: 64 bytes a large block and 32 for each of its slices in the group with most
+/// slices, taken at first use, and with caching hashes and index as in `BlockPool`.
 ///
 /// Free slices that lie scattered over a group's large blocks are no use to other groups.
 /// `make_room` moves slices together until whole large blocks are free; the caller copies.
@@ -234,7 +234,7 @@ class KVPLAN_API SlicedBlockPool {
 
   int32_t ref_count(PoolGroupId group_id, BlockId block) const;
   bool is_free(PoolGroupId group_id, BlockId block) const;
-  /// A view into the pool: valid until the block loses the hash. Empty if it has none.
+  /// A view into the pool: valid until the pool is changed. Empty if the block has none.
   std::string_view block_hash(PoolGroupId group_id, BlockId block) const;
   /// Distinct hashes in the prefix cache, of all groups.
   int64_t num_cached_hashes() const noexcept;
