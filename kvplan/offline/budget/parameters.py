@@ -37,6 +37,7 @@ class Parameter:
         bits: Bits of an element as stored, or None for those of the model's dtype.
         copies: How many such tensors there are.
         padded_to: What kernels round a rank's part of an expert's width up to.
+        hidden_padded_to: What they round an expert's hidden size up to.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Parameter:
     bits: float | None = None
     copies: int = 1
     padded_to: int = 1
+    hidden_padded_to: int = 1
 
     @property
     def elements(self) -> int:
@@ -131,6 +133,12 @@ class _Model:
             yield Parameter("encoder.out_proj.weight", (hidden, hidden), copies=depth)
             yield Parameter("encoder.fc1.weight", (width, hidden), copies=depth)
             yield Parameter("encoder.fc2.weight", (hidden, width), copies=depth)
+        if mels := self.text.get("num_mel_bins"):
+            hidden = self.hidden
+            yield Parameter("encoder.conv1.weight", (hidden, mels, 3))
+            yield Parameter("encoder.conv2.weight", (hidden, hidden, 3))
+            for tokens in ("max_source_positions", "max_target_positions"):
+                yield Parameter("embed_positions.weight", (self._first(tokens), hidden))
 
     @property
     def is_tied(self) -> bool:
@@ -338,6 +346,7 @@ def tower_of(root: ConfigView) -> Tower | None:
             width = int(hidden * (vision.get("mlp_ratio") or 0))
         if depth and hidden and width:
             gated = vision.values.get("hidden_act") in ("silu", "swiglu")
+            gated = gated or vision.values.get("model_type") == "gemma4_vision"
             return Tower(depth, hidden, width, gated, int("spatial_merge_size" in values))
     return _usual_towers().get(root.model_type)
 

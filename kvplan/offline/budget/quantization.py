@@ -16,10 +16,14 @@ _NEVER = re.compile(
 _EXPERTS = re.compile(r"\.experts\.")
 
 
-def quantized(parameters: Iterable[Parameter], config: Mapping[str, Any]) -> list[Parameter]:
+def quantized(
+    parameters: Iterable[Parameter], config: Mapping[str, Any], capability: tuple[int, ...] = (9, 0)
+) -> list[Parameter]:
     """The same tensors with the bits that a ``quantization_config`` gives them, scales included.
 
-    A method that is not known here leaves the model's own dtype.
+    A method that is not known here leaves the model's own dtype. Kernels for mxfp4 experts pad
+    them, Triton's (Hopper's) in width alone. Mirrors vllm/model_executor/layers/fused_moe/oracle/
+    mxfp4.py::mxfp4_round_up_hidden_size_and_intermediate_size (0.33).
     """
     bits = weight_bits(config)
     ignored = [
@@ -40,9 +44,16 @@ def quantized(parameters: Iterable[Parameter], config: Mapping[str, Any]) -> lis
         return not any(re.search(pattern, name) for pattern in ignored)
 
     expert_bits = {"fp4": 4 + 8 / 32}.get(str(config.get("expert_dtype")), bits)
-    padded_to = 64 if only_experts and bits == 4 + 8 / 32 else 1
+    padding = (1, 1)
+    if only_experts and bits == 4 + 8 / 32:
+        padding = (64, 1) if capability[0] == 9 else (128, 256)
     return [
-        replace(p, bits=expert_bits if _EXPERTS.search(p.name) else bits, padded_to=padded_to)
+        replace(
+            p,
+            bits=expert_bits if _EXPERTS.search(p.name) else bits,
+            padded_to=padding[0],
+            hidden_padded_to=padding[1],
+        )
         if bits is not None and p.bits is None and is_quantized(p.name)
         else p
         for p in parameters

@@ -98,11 +98,13 @@ def _largest_share(parameter: Parameter, owners: int) -> float:
 
 
 def _padding(parameter: Parameter, owners: int) -> float:
-    """By how much a rank's part of an expert's width grows."""
+    """By how much a rank's part of an expert grows, in width and hidden size."""
     if parameter.padded_to == 1 or len(parameter.shape) < 2:
         return 1
-    width = parameter.shape["down_proj" in parameter.name] / owners
-    return -(-width // parameter.padded_to) * parameter.padded_to / width
+    at = "down_proj" in parameter.name
+    width, hidden = parameter.shape[at] / owners, parameter.shape[not at]
+    wider = -(-width // parameter.padded_to) * parameter.padded_to / width
+    return wider * -(-hidden // parameter.hidden_padded_to) * parameter.hidden_padded_to / hidden
 
 
 def _vocabulary(parameter: Parameter, ranks: int) -> float:

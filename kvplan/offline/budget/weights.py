@@ -65,7 +65,7 @@ def weights_on_ranks(
     if total_bytes is None:
         tensors, total_bytes, source = _found(model)
         error = 0.005 if tensors is None else 0.001
-    own = _config_tensors(read) if tensors is None else tensors
+    own = _config_tensors(read, options) if tensors is None else tensors
     drafting = mtp_tensors(own, read.layers.num_hidden_layers)
     places = _places(read, options, own, data_parallel_size, expert_parallel)
     itemsize = ITEM_SIZES[read.dtype]
@@ -123,13 +123,14 @@ def _drafter_bytes(
     return weights_on_ranks(load(str(speculative.get("model"))), alone).by_stage[0]
 
 
-def _config_tensors(read: ReadLayers) -> list[Parameter]:
+def _config_tensors(read: ReadLayers, options: ModelOptions) -> list[Parameter]:
     tensors = parameters(read.root, read.text, read.architecture, read.layers)
     for view in (read.root, read.text):
         config = view.values.get("quantization_config")
         if isinstance(config, dict):
             expert_dtype = read.root.get("expert_dtype") or read.text.get("expert_dtype")
-            return quantized(tensors, {"expert_dtype": expert_dtype, **config})
+            quantization = {"expert_dtype": expert_dtype, **config}
+            return quantized(tensors, quantization, options.device_capability)
     return tensors
 
 
