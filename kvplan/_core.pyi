@@ -61,6 +61,7 @@ __all__: list[str] = [
     "SlicedPoint",
     "SlidingWindowMLASpec",
     "SlidingWindowSpec",
+    "TensorView",
     "UniformTypeKVCacheSpecs",
     "Unsupported",
     "VllmBlockPool",
@@ -755,6 +756,35 @@ class WorkerReport:
         Bytes that one request of the planned length holds.
         """
 
+class TensorView:
+    """
+    Where the layers of one tensor lie, in bytes.
+    """
+    def __reduce__(self) -> tuple: ...
+    def __repr__(self) -> str: ...
+    @property
+    def group(self) -> int:
+        """
+        Index of the group whose block ids count its blocks.
+        """
+    @property
+    def layer_names(self) -> list: ...
+    @property
+    def offset(self) -> int:
+        """
+        Bytes from the buffer's beginning.
+        """
+    @property
+    def shape(self) -> tuple:
+        """
+        [L, B, H, N, C]: layers, blocks, heads, states of a block, bytes of a state.
+        """
+    @property
+    def strides(self) -> tuple:
+        """
+        Bytes between neighbours of each axis.
+        """
+
 class Plan:
     """
     The KV cache of all workers, and why it is as it is.
@@ -765,6 +795,28 @@ class Plan:
     def _kv_cache_tensors(self, arg0: int) -> list: ...
     def _log_notices(self) -> None: ...
     def _violations(self, arg0: int) -> list: ...
+    def make_pool(self, *, enable_caching: bool = True, enable_events: bool = False) -> typing.Any:
+        """
+        The pool that hands out the plan's blocks: a BlockPool, or a SlicedBlockPool where
+        groups cut blocks into slices.
+        """
+    def max_concurrency_at(self, max_model_len: int) -> float:
+        """
+        Requests of so many tokens at once, by vLLM's formula as max_concurrency.
+        """
+    def request_blocks_at(self, max_model_len: int) -> int:
+        """
+        Blocks of the pool that one request of so many tokens holds, whole ones for each group.
+        """
+    def views(self, worker: int = 0) -> list:
+        """
+        A TensorView for each tensor of a worker's buffer, but those of HiSparse pages.
+        """
+    @property
+    def block_sizes(self) -> tuple[int, int]:
+        """
+        (tokens between scheduler decisions, tokens of a block hash).
+        """
     @property
     def bytes_per_block(self) -> int:
         """

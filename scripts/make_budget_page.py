@@ -123,8 +123,9 @@ def measures() -> str:
     lines = [
         *starts_table(starts),
         "",
-        "Kept aside: no range was read off these. Their weights had shown two faults, mended from "
-        "vLLM's code: mxfp4 experts are padded but on Hopper, and Gemma 4's vision tower has a gate.",
+        "Kept aside: no range was read off these. Their weights had shown two faults, mended "
+        "from vLLM's code: mxfp4 experts are padded but on Hopper, and Gemma 4's vision tower "
+        "has a gate.",
         "",
         *starts_table(aside),
     ]

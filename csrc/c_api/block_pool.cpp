@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "c_api/arrays.h"
+#include "c_api/plan_handle.h"
 #include "c_api/pool_handle.h"
+#include "kvplan/plan_pool.h"
 
 namespace kvplan::c_api {
 namespace {
@@ -37,6 +39,15 @@ kvplan_status kvplan_pool_create_with_events(int64_t num_blocks, int32_t enable_
       num_blocks,
       {.enable_caching = enable_caching != 0, .enable_events = true, .max_events = max_events},
       out);
+}
+
+kvplan_status kvplan_pool_create_from_plan(const kvplan_plan* plan, int32_t enable_caching,
+                                           kvplan_pool** out) {
+  return guarded([&] {
+    deref(out, "out") = nullptr;
+    *out = new kvplan_pool(std::make_shared<kvplan::BlockPool>(
+        kvplan::make_pool(deref(plan, "plan").plan, {.enable_caching = enable_caching != 0})));
+  });
 }
 
 void kvplan_pool_destroy(kvplan_pool* pool) { delete pool; }

@@ -1,12 +1,16 @@
 #include "kvplan/plan.h"
 
+#include <algorithm>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "c_api/arrays.h"
 #include "c_api/plan_handle.h"
 #include "c_api/sized_struct.h"
 #include "kvplan/check.h"
+#include "kvplan/json_plan.h"
 #include "kvplan/json_request.h"
 
 namespace kvplan::c_api {
@@ -19,9 +23,9 @@ std::vector<int32_t> numbers(const std::vector<LayerId>& layers) {
   return result;
 }
 
-std::unique_ptr<kvplan_plan> make(const PlanRequest& request, const PlanningConfig& config) {
+std::unique_ptr<kvplan_plan> make(Plan plan) {
   auto made = std::make_unique<kvplan_plan>();
-  made->plan = plan(request, config);
+  made->plan = std::move(plan);
   made->reasons = explain(made->plan);
   made->capacity = capacity(made->plan);
   made->safe_ids = safe_block_ids(made->plan);
@@ -33,12 +37,18 @@ std::unique_ptr<kvplan_plan> make(const PlanRequest& request, const PlanningConf
   return made;
 }
 
+std::string_view text_of(const char* json, size_t bytes) {
+  const std::span<const char> text = span_of(&deref(json, "json"), bytes, "bytes of JSON");
+  return {text.data(), text.size()};
+}
+
 }  // namespace
 }  // namespace kvplan::c_api
 
 using kvplan::c_api::at;
 using kvplan::c_api::deref;
 using kvplan::c_api::guarded;
+using kvplan::c_api::text_of;
 using kvplan::c_api::write_struct;
 
 extern "C" {
@@ -46,9 +56,24 @@ extern "C" {
 kvplan_status kvplan_plan_create_from_json(const char* json, size_t bytes, kvplan_plan** out) {
   return guarded([&] {
     deref(out, "out") = nullptr;
-    const auto text = kvplan::c_api::span_of(&deref(json, "json"), bytes, "bytes of JSON");
-    const kvplan::JsonRequest read = kvplan::read_json_request({text.data(), text.size()});
-    *out = kvplan::c_api::make(read.request, read.config).release();
+    const kvplan::JsonRequest read = kvplan::read_json_request(text_of(json, bytes));
+    *out = kvplan::c_api::make(kvplan::plan(read.request, read.config)).release();
+  });
+}
+
+kvplan_status kvplan_plan_read_json(const char* json, size_t bytes, kvplan_plan** out) {
+  return guarded([&] {
+    deref(out, "out") = nullptr;
+    *out = kvplan::c_api::make(kvplan::read_json_plan(text_of(json, bytes))).release();
+  });
+}
+
+kvplan_status kvplan_plan_write_json(kvplan_plan* plan, const char** json, size_t* bytes) {
+  return guarded([&] {
+    std::string& written = deref(plan, "plan").written;
+    written = kvplan::write_json_plan(plan->plan);
+    deref(json, "json") = written.data();
+    deref(bytes, "bytes") = written.size();
   });
 }
 
@@ -111,6 +136,47 @@ kvplan_status kvplan_plan_tensor(const kvplan_plan* plan, size_t worker, size_t 
     const std::vector<int32_t>& layers = p.tensor_layers[stage][tensor];
     write_struct(
         out, {0, layers.data(), layers.size(), t.size, t.layer_stride, t.block_stride, t.offset});
+  });
+}
+
+kvplan_status kvplan_plan_view(const kvplan_plan* plan, size_t worker, size_t tensor,
+                               kvplan_view* out) {
+  return guarded([&] {
+    const kvplan_plan& p = deref(plan, "plan");
+    const size_t stage = at(p.plan.workers, worker, "worker").stage;
+    at(p.plan.stages[stage].tensors, tensor, "tensor");
+    for (const kvplan::TensorView& found : kvplan::views(p.plan, stage)) {
+      if (found.tensor != tensor) continue;
+      kvplan_view view = {};
+      view.group = found.group;
+      std::copy(found.view.shape.begin(), found.view.shape.end(), view.shape);
+      std::copy(found.view.strides.begin(), found.view.strides.end(), view.strides);
+      view.offset = found.view.offset;
+      write_struct(out, view);
+      return;
+    }
+    throw kvplan::InvalidArgument("tensor " + std::to_string(tensor) +
+                                  " holds HiSparse pages, which have no such shape");
+  });
+}
+
+kvplan_status kvplan_plan_at_length(const kvplan_plan* plan, int64_t max_model_len,
+                                    int64_t* request_blocks, double* max_concurrency) {
+  return guarded([&] {
+    const kvplan::Plan& p = deref(plan, "plan").plan;
+    const int64_t blocks = kvplan::request_blocks(p, max_model_len);
+    const double requests = kvplan::max_concurrency(p, max_model_len);
+    if (request_blocks != nullptr) *request_blocks = blocks;
+    if (max_concurrency != nullptr) *max_concurrency = requests;
+  });
+}
+
+kvplan_status kvplan_plan_block_sizes(const kvplan_plan* plan, int64_t* scheduler_block_size,
+                                      int64_t* hash_block_size) {
+  return guarded([&] {
+    const kvplan::BlockSizes sizes = kvplan::block_sizes(deref(plan, "plan").plan);
+    deref(scheduler_block_size, "scheduler_block_size") = sizes.scheduler_block_size;
+    deref(hash_block_size, "hash_block_size") = sizes.hash_block_size;
   });
 }
 

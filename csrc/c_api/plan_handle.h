@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "c_api/guard.h"
@@ -14,4 +15,5 @@ struct kvplan_plan {
   kvplan::SafeBlockIds safe_ids;
   std::vector<std::vector<int32_t>> group_layers;
   std::vector<std::vector<std::vector<int32_t>>> tensor_layers;  // of each stage
+  std::string written;                                           // by kvplan_plan_write_json
 };

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "c_api/arrays.h"
+#include "c_api/plan_handle.h"
 #include "c_api/pool_handle.h"
+#include "kvplan/plan_pool.h"
 
 struct kvplan_sliced_pool {
   kvplan::SlicedBlockPool pool;
@@ -75,6 +77,18 @@ kvplan_status kvplan_sliced_pool_create_with_events(int64_t num_large_blocks, co
   options.enable_events = true;
   options.max_events = max_events;
   return kvplan::c_api::create_sliced_pool(num_large_blocks, slices, num_groups, options, out);
+}
+
+kvplan_status kvplan_sliced_pool_create_from_plan(const kvplan_plan* plan, int32_t enable_caching,
+                                                  double own_first_above,
+                                                  kvplan_sliced_pool** out) {
+  return guarded([&] {
+    deref(out, "out") = nullptr;
+    kvplan::SlicedBlockPoolOptions options;
+    options.enable_caching = enable_caching != 0;
+    options.own_first_above = own_first_above;
+    *out = new kvplan_sliced_pool{kvplan::make_sliced_pool(deref(plan, "plan").plan, options)};
+  });
 }
 
 void kvplan_sliced_pool_destroy(kvplan_sliced_pool* pool) { delete pool; }

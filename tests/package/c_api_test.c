@@ -37,6 +37,39 @@ static kvplan_status plan_six_layers(int64_t bytes, int64_t max_model_len, const
   return kvplan_plan_create_from_json(json, (size_t)length, plan);
 }
 
+/* A plan asked for more than its own length, kept as text, and its pool. */
+static void plan_at_other_lengths(kvplan_plan* plan, const kvplan_summary* summary) {
+  int64_t blocks = 0;
+  int64_t scheduler = 0;
+  int64_t hash = 0;
+  double requests = 0;
+  kvplan_view view;
+  kvplan_summary again;
+  kvplan_plan* read = NULL;
+  kvplan_pool* pool = NULL;
+  const char* json = NULL;
+  size_t bytes = 0;
+  REQUIRE(kvplan_plan_at_length(plan, summary->max_model_len, &blocks, &requests) == KVPLAN_OK);
+  REQUIRE(blocks == summary->request_blocks && requests == summary->max_concurrency);
+  REQUIRE(kvplan_plan_at_length(plan, summary->max_model_len / 2, &blocks, NULL) == KVPLAN_OK);
+  REQUIRE(blocks < summary->request_blocks);
+  REQUIRE(kvplan_plan_at_length(plan, 0, &blocks, &requests) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_plan_block_sizes(plan, &scheduler, &hash) == KVPLAN_OK);
+  REQUIRE(hash > 0 && scheduler % hash == 0);
+  REQUIRE(kvplan_plan_view(plan, 1, 0, SIZED(view)) == KVPLAN_OK);
+  REQUIRE(view.shape[1] == summary->num_blocks && view.group < 3);
+  REQUIRE(kvplan_plan_view(plan, 1, 99, SIZED(view)) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_pool_create_from_plan(plan, 1, &pool) == KVPLAN_OK);
+  REQUIRE(kvplan_pool_num_blocks(pool) == summary->num_blocks);
+  kvplan_pool_destroy(pool);
+  if (kvplan_plan_write_json(plan, &json, &bytes) == KVPLAN_NOT_BUILT) return;
+  REQUIRE(kvplan_plan_read_json(json, bytes, &read) == KVPLAN_OK);
+  REQUIRE(kvplan_plan_summary(read, SIZED(again)) == KVPLAN_OK);
+  REQUIRE(memcmp(&again, summary, sizeof(again)) == 0);
+  kvplan_plan_destroy(read);
+  REQUIRE(kvplan_plan_read_json("{}", 2, &read) == KVPLAN_INVALID_ARGUMENT && read == NULL);
+}
+
 static void plans_and_reads(void) {
   kvplan_plan* plan = NULL;
   kvplan_summary summary;
@@ -66,6 +99,7 @@ static void plans_and_reads(void) {
     placed += tensor.num_layers;
   }
   REQUIRE(placed == 6);
+  plan_at_other_lengths(plan, &summary);
   REQUIRE(kvplan_plan_group(plan, 3, SIZED(group)) == KVPLAN_INVALID_ARGUMENT);
   REQUIRE(strstr(kvplan_last_error(), "group 3 does not exist") != NULL);
   REQUIRE(kvplan_plan_worker(plan, 2, SIZED(worker)) == KVPLAN_INVALID_ARGUMENT);
@@ -166,6 +200,7 @@ static void plans_and_hands_out_slices(void) {
   kvplan_plan* plan = NULL;
   kvplan_summary summary;
   kvplan_group group;
+  kvplan_pool* plain = NULL;
   kvplan_sliced_pool* pool = NULL;
   kvplan_slice_demand demands[2];
   int64_t slices[2];
@@ -178,6 +213,9 @@ static void plans_and_hands_out_slices(void) {
   REQUIRE(kvplan_plan_check(plan) == KVPLAN_OK);
   REQUIRE(kvplan_plan_summary(plan, SIZED(summary)) == KVPLAN_OK);
   REQUIRE(summary.num_groups == 2);
+  REQUIRE(kvplan_pool_create_from_plan(plan, 1, &plain) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_sliced_pool_create_from_plan(plan, 1, 1.0 / 16, &pool) == KVPLAN_OK);
+  kvplan_sliced_pool_destroy(pool);
   for (g = 0; g < 2; ++g) {
     REQUIRE(kvplan_plan_group(plan, g, SIZED(group)) == KVPLAN_OK);
     slices[g] = group.slices;

@@ -512,3 +512,58 @@ def test_every_function_heeds_the_grouping_or_refuses(grouping):
         assert [group.layer_names for group in groups] == names
     with pytest.raises(ValueError, match=r"kvplan\.plan heed"):
         planning._get_packed_kv_cache_groups(config, dict(layers))
+
+
+def hybrid_plan(**fields):
+    """Two layers of full attention and four of windows, on two workers."""
+    config = kvplan.PlanningConfig(max_model_len=4096, **fields)
+    layers = {f"full.{i}": FULL for i in range(2)} | {f"window.{i}": WINDOW for i in range(4)}
+    return kvplan.plan(config, [layers, layers], [1 << 30, 1 << 30])
+
+
+def test_a_plan_at_other_lengths():
+    plan = hybrid_plan()
+    assert plan.request_blocks_at(4096) == plan.request_blocks
+    assert plan.max_concurrency_at(4096) == plan.max_concurrency
+    # One block, and in both groups of windows another one for where they begin.
+    assert plan.request_blocks_at(16) == 1 + 2 * 2
+    assert plan.max_concurrency_at(16) == plan.num_blocks / 5
+    with pytest.raises(kvplan.InvalidArgument):
+        plan.request_blocks_at(0)
+    scheduler, unit = plan.block_sizes
+    assert (scheduler, unit) == (16, 16)
+
+
+def test_where_a_plans_layers_lie():
+    plan = hybrid_plan(kv_cache_layout="BLHNC")
+    views = plan.views(1)
+    assert sorted(name for view in views for name in view.layer_names) == sorted(
+        name for group in plan.kv_cache_groups for name in group.layer_names
+    )
+    for view in views:
+        layers, blocks, heads, states, bytes_of_state = view.shape
+        assert layers == len(view.layer_names)
+        assert blocks == plan.num_blocks
+        assert heads * states * bytes_of_state == PAGE
+        assert view.strides[1] == plan.bytes_per_block
+        assert set(view.layer_names) <= set(plan.groups[view.group].layer_names)
+        assert (view.offset, view.strides[0]) == (0, PAGE)
+    with pytest.raises(IndexError):
+        plan.views(2)
+
+
+def test_the_pool_of_a_plan():
+    plan = hybrid_plan()
+    pool = plan.make_pool(enable_events=True)
+    assert isinstance(pool, kvplan.BlockPool)
+    assert pool.num_blocks == plan.num_blocks
+    wide = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=256, dtype="bfloat16")
+    config = kvplan.PlanningConfig(
+        max_model_len=4096, grouping="sliced", kv_cache_layout="BLHNC", min_large_blocks=100
+    )
+    layers = {f"full.{i}": wide for i in range(8)} | {"window": WINDOW}
+    sliced = kvplan.plan(config, [layers], [1 << 30])
+    assert max(group.slices for group in sliced.groups) > 1
+    pool = sliced.make_pool()
+    assert isinstance(pool, kvplan.SlicedBlockPool)
+    assert list(pool.slices) == [g.slices for g in sliced.groups]

@@ -91,6 +91,22 @@ def test_real_models_plan_alike():
     assert not report.stats()["fallback"]
 
 
+@pytest.mark.parametrize("changes", [{}, {"auto_fit": True}, {"num_gpu_blocks_override": 5000}])
+def test_a_rank_without_kv_layers_is_what_vllm_makes_of_it(changes):
+    """A stage whose layers share another's cache, or have no attention: vLLM's own answer."""
+    answers = set()
+    for name in sorted(REAL_MODELS):
+        layers = REAL_MODELS[name](tp=4, block_size=16)
+        for workers in ([layers, {}], [{}, layers], [layers, {}, layers, {}], [{}, {}]):
+            config = {"max_model_len": 131072, "kv_cache_layout": "LBNHC"} | changes
+            config["pipeline_parallel_size"] = len(workers)
+            request = to_request(config, workers, [30 << 30] * len(workers))
+            assert dropin.difference(request) is None, (name, [len(w) for w in workers])
+            answers.add((dropin.plan(request, stock=True).error or ("planned",))[0])
+    # With nothing on any rank it is planned; beside others vLLM fails in several ways.
+    assert answers >= {"planned", "ZeroDivisionError"}
+
+
 def test_the_builder_alone_plans_alike(installed):
     """The flow of vLLM around kvplan's builder; no block is placed to see how large it is."""
     from kvplan.vllm.builder import KvplanKVCacheConfigBuilder

@@ -10,6 +10,7 @@
 #include "bindings/native/short_repr.h"
 #include "bindings/vllm/session.h"
 #include "kvplan/errors.h"
+#include "kvplan/plan_pool.h"
 #include "kvplan/report.h"
 
 namespace py = pybind11;
@@ -107,6 +108,33 @@ size_t checked_worker(const PlanObject& self, size_t worker) {
                           std::to_string(self.plan.workers.size()));
   }
   return worker;
+}
+
+struct TensorViewObject {
+  py::list layer_names;
+  TensorView view;
+};
+
+py::list tensor_views(const PlanObject& self, size_t worker) {
+  const size_t stage = self.plan.workers[checked_worker(self, worker)].stage;
+  py::list result;
+  for (const TensorView& view : views(self.plan, stage)) {
+    const KVCacheTensor& tensor = self.plan.stages[stage].tensors[view.tensor];
+    result.append(TensorViewObject{self.session.names(tensor.layers), view});
+  }
+  return result;
+}
+
+/// A `BlockPool`, or a `SlicedBlockPool` where a group cuts blocks.
+py::object pool_of(const PlanObject& self, bool enable_caching, bool enable_events) {
+  const Plan& plan = self.plan;
+  if (std::any_of(plan.groups.begin(), plan.groups.end(),
+                  [](const KVCacheGroup& group) { return group.slices > 1; })) {
+    return py::cast(
+        make_sliced_pool(plan, {.enable_caching = enable_caching, .enable_events = enable_events}));
+  }
+  return py::cast(
+      make_pool(plan, {.enable_caching = enable_caching, .enable_events = enable_events}));
 }
 
 py::object retention_interval(const Plan& plan) {
@@ -276,6 +304,29 @@ void bind_plan(py::module_& m) {
                     "The longest request that would fit this worker.")
       .def("__repr__", &worker_repr);
 
+  py::class_<TensorViewObject>(m, "TensorView", "Where the layers of one tensor lie, in bytes.")
+      .def_readonly("layer_names", &TensorViewObject::layer_names)
+      .def_property_readonly(
+          "group", [](const TensorViewObject& v) { return v.view.group; },
+          "Index of the group whose block ids count its blocks.")
+      .def_property_readonly(
+          "shape", [](const TensorViewObject& v) { return py::tuple(py::cast(v.view.view.shape)); },
+          "[L, B, H, N, C]: layers, blocks, heads, states of a block, bytes of a state.")
+      .def_property_readonly(
+          "strides",
+          [](const TensorViewObject& v) { return py::tuple(py::cast(v.view.view.strides)); },
+          "Bytes between neighbours of each axis.")
+      .def_property_readonly(
+          "offset", [](const TensorViewObject& v) { return v.view.view.offset; },
+          "Bytes from the buffer's beginning.")
+      .def("__repr__", [](const TensorViewObject& v) {
+        return ShortRepr("TensorView")
+            .add("layers", py::len(v.layer_names))
+            .add("group", v.view.group)
+            .add("offset", v.view.view.offset)
+            .str();
+      });
+
   py::class_<PlanObject> cls(m, "Plan", "The KV cache of all workers, and why it is as it is.");
   const auto from_plan = [&](const char* name, auto function, const char* doc) {
     cls.def_property_readonly(
@@ -353,6 +404,33 @@ void bind_plan(py::module_& m) {
             return py::list(self.groups);
           },
           "The groups of the whole model.")
+      .def(
+          "request_blocks_at",
+          [](const PlanObject& self, int64_t model_len) {
+            return request_blocks(self.plan, model_len);
+          },
+          py::arg("max_model_len"),
+          "Blocks of the pool that one request of so many tokens holds, whole ones for each group.")
+      .def(
+          "max_concurrency_at",
+          [](const PlanObject& self, int64_t model_len) {
+            return max_concurrency(self.plan, model_len);
+          },
+          py::arg("max_model_len"),
+          "Requests of so many tokens at once, by vLLM's formula as max_concurrency.")
+      .def_property_readonly(
+          "block_sizes",
+          [](const PlanObject& self) {
+            const BlockSizes sizes = block_sizes(self.plan);
+            return py::make_tuple(sizes.scheduler_block_size, sizes.hash_block_size);
+          },
+          "(tokens between scheduler decisions, tokens of a block hash).")
+      .def("views", &tensor_views, py::arg("worker") = 0,
+           "A TensorView for each tensor of a worker's buffer, but those of HiSparse pages.")
+      .def("make_pool", &pool_of, py::kw_only(), py::arg("enable_caching") = true,
+           py::arg("enable_events") = false,
+           "The pool that hands out the plan's blocks: a BlockPool, or a SlicedBlockPool where\n"
+           "groups cut blocks into slices.")
       .def("_kv_cache_groups",
            [](PlanObject& self, size_t w) {
              const StagePlan& stage = self.plan.stage_of(checked_worker(self, w));

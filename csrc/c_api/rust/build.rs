@@ -246,5 +246,11 @@ fn typed(declarator: &str) -> (String, String) {
         };
         kind = format!("*{access} {kind}");
     }
-    (kind, name.to_string())
+    match name.split_once('[') {
+        Some((name, count)) => (
+            format!("[{kind}; {}]", count.trim_end_matches(']')),
+            name.to_string(),
+        ),
+        None => (kind, name.to_string()),
+    }
 }

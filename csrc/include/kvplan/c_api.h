@@ -135,6 +135,32 @@ typedef struct kvplan_tensor {
 KVPLAN_C_API kvplan_status kvplan_plan_tensor(const kvplan_plan* plan, size_t worker, size_t tensor,
                                               kvplan_tensor* out);
 
+/* The tensor's layers as kernels take them, in bytes: [L, B, H, N, C], where B counts the block ids
+ * of the group. KVPLAN_INVALID_ARGUMENT for a tensor of HiSparse pages, which has no such shape. */
+typedef struct kvplan_view {
+  size_t struct_size;
+  size_t group;
+  int64_t shape[5];
+  int64_t strides[5];
+  int64_t offset;
+} kvplan_view;
+KVPLAN_C_API kvplan_status kvplan_plan_view(const kvplan_plan* plan, size_t worker, size_t tensor,
+                                            kvplan_view* out);
+
+/* Of a request of another length: the blocks of the pool that it holds, and how many such requests
+ * run at once by vLLM's formula. Either may be null. */
+KVPLAN_C_API kvplan_status kvplan_plan_at_length(const kvplan_plan* plan, int64_t max_model_len,
+                                                 int64_t* request_blocks, double* max_concurrency);
+/* Tokens between scheduler decisions, and tokens of a block hash. */
+KVPLAN_C_API kvplan_status kvplan_plan_block_sizes(const kvplan_plan* plan,
+                                                   int64_t* scheduler_block_size,
+                                                   int64_t* hash_block_size);
+/* The plan as text, valid until it is written again or destroyed; and the plan that was written,
+ * equal in every number. KVPLAN_NOT_BUILT as above. */
+KVPLAN_C_API kvplan_status kvplan_plan_write_json(kvplan_plan* plan, const char** json,
+                                                  size_t* bytes);
+KVPLAN_C_API kvplan_status kvplan_plan_read_json(const char* json, size_t bytes, kvplan_plan** out);
+
 /* Null for an unknown id. */
 KVPLAN_C_API const char* kvplan_plan_layer_name(const kvplan_plan* plan, int32_t layer_id);
 KVPLAN_C_API size_t kvplan_plan_num_notices(const kvplan_plan* plan);
@@ -154,6 +180,9 @@ KVPLAN_C_API kvplan_status kvplan_pool_create(int64_t num_blocks, int32_t enable
 KVPLAN_C_API kvplan_status kvplan_pool_create_with_events(int64_t num_blocks,
                                                           int32_t enable_caching,
                                                           int64_t max_events, kvplan_pool** out);
+/* The pool of a plan none of whose groups cuts blocks into slices. */
+KVPLAN_C_API kvplan_status kvplan_pool_create_from_plan(const kvplan_plan* plan,
+                                                        int32_t enable_caching, kvplan_pool** out);
 KVPLAN_C_API void kvplan_pool_destroy(kvplan_pool* pool);
 /* 0 for a null pool, as the next two. */
 KVPLAN_C_API int64_t kvplan_pool_num_blocks(const kvplan_pool* pool);
@@ -245,6 +274,11 @@ KVPLAN_C_API kvplan_status kvplan_sliced_pool_create(int64_t num_large_blocks,
 KVPLAN_C_API kvplan_status kvplan_sliced_pool_create_with_events(
     int64_t num_large_blocks, const int64_t* slices, size_t num_groups, int32_t enable_caching,
     double own_first_above, int64_t max_events, kvplan_sliced_pool** out);
+/* The pool of any plan; without slices each block of the pool is one block of one group. */
+KVPLAN_C_API kvplan_status kvplan_sliced_pool_create_from_plan(const kvplan_plan* plan,
+                                                               int32_t enable_caching,
+                                                               double own_first_above,
+                                                               kvplan_sliced_pool** out);
 KVPLAN_C_API void kvplan_sliced_pool_destroy(kvplan_sliced_pool* pool);
 /* 0 for a null pool. */
 KVPLAN_C_API int64_t kvplan_sliced_pool_num_cached_hashes(const kvplan_sliced_pool* pool);

@@ -10,7 +10,7 @@ import kvplan
 from kvplan.offline.budget.gpus import Gpu
 from kvplan.offline.cli.deployment_options import read_question
 from kvplan.offline.cli.failures import BadInput
-from kvplan.offline.cli.fit_search import requests_at_once, splits
+from kvplan.offline.cli.fit_search import POWERS, requests_at_once, splits
 from kvplan.offline.cli.line_defaults import line_given
 from kvplan.offline.cli.question import ModelQuestion, PlannerInput
 from kvplan.offline.cli.serve_line import fitting_options, line_of
@@ -18,6 +18,8 @@ from kvplan.offline.serve_line import written
 
 #: Rows of each GPU.
 ROWS = 3
+#: Pipeline stages that are tried: any number does, even ones first.
+_STAGES = (*POWERS, 3, 5, 6, 7)
 #: GPUs in all beyond this many times the fewest are of no interest.
 _MOST_TIMES = 2
 #: GPUs in all that are tried.
@@ -67,6 +69,7 @@ class Offer:
         """Fewest GPUs first, then fewest engines, stages and context ranks."""
         return (
             self.gpus,
+            self.pipeline_parallel_size not in POWERS,
             self.replicas,
             self.pipeline_parallel_size,
             self.decode_context_parallel_size,
@@ -116,7 +119,7 @@ def _offers(
 ) -> Iterator[Offer]:
     """Every split of this GPU that holds the users, as long as it may be among the best."""
     fewest: int | None = None
-    for split, changed in splits(question, ()):
+    for split, changed in splits(question, (), _STAGES):
         if fewest is not None and split.gpus > _MOST_TIMES * fewest:
             return
         try:

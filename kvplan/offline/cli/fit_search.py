@@ -10,7 +10,8 @@ from kvplan.offline.cli.knobs import PLENTY, plan_with_plenty, try_plan
 from kvplan.offline.cli.question import ModelQuestion, Question
 from kvplan.offline.cli.search import largest
 
-#: Ranks and stages that are tried.
+#: Ranks and stages that are tried. TP ranks divide heads, MLPs and the vocabulary's multiple of 64,
+#: which leaves hardly a published model another number.
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 #: Tokens of a step beyond which nobody goes.
 MAX_BATCH = 1 << 20
@@ -106,7 +107,7 @@ class Split:
 
 
 def splits(
-    question: ModelQuestion, fixed: Collection[str]
+    question: ModelQuestion, fixed: Collection[str], stages: tuple[int, ...] = POWERS
 ) -> Iterator[tuple[Split, ModelQuestion]]:
     """The ways to run one replica on a number of GPUs, fewest GPUs first.
 
@@ -114,11 +115,11 @@ def splits(
         question: The deployment.
         fixed: Fields of its options, of ``pipeline_parallel_size`` and
             ``decode_context_parallel_size``, that stay as they are.
+        stages: Numbers of pipeline stages to try.
     """
     options = question.options
-    stages = (options.pipeline_parallel_size,) if "pipeline_parallel_size" in fixed else POWERS
     # One size for each stage or worker is for the stages and workers that were given.
-    if len(question.memory) > 1:
+    if "pipeline_parallel_size" in fixed or len(question.memory) > 1:
         stages = (options.pipeline_parallel_size,)
     ranks: tuple[int, ...] = POWERS
     if "decode_context_parallel_size" in fixed:
