@@ -11,6 +11,7 @@ is decided when the scheduler makes it.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import importlib
 import inspect
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1 import request
 from vllm.v1.core import (
     kv_cache_coordinator,
     kv_cache_manager,
@@ -49,6 +51,7 @@ _KNOWN_SOURCES = {
         "single_type_kv_cache_manager": (
             "4b8c34ff759855b94a5a3a4a3a1b4784077f27077539e01509c1b3f72e75455f"
         ),
+        "request": "dd7c30bf8b0894dc123a739c299c0133566f8cc075b081e45905f1c29506e69d",
     },
     "0.32.0": {
         "kv_cache_manager": "d08315437c6b07040d1b7e12d7bd7d6e966c976a286f05a9788098cfdd9754c7",
@@ -56,9 +59,10 @@ _KNOWN_SOURCES = {
         "single_type_kv_cache_manager": (
             "fe38816a388bb5b615231f621adc208e3893d20349865d041cc4f646d4d89b0a"
         ),
+        "request": "dd7c30bf8b0894dc123a739c299c0133566f8cc075b081e45905f1c29506e69d",
     },
 }
-_MODULES = (kv_cache_manager, kv_cache_coordinator, single_type_kv_cache_manager)
+_MODULES = (kv_cache_manager, kv_cache_coordinator, single_type_kv_cache_manager, request)
 
 # The manager that vLLM makes for a spec; another one is a plugin's.
 _MANAGERS = {
@@ -145,7 +149,7 @@ class KVCacheManager(_core.VllmCacheManager, kv_cache_manager.KVCacheManager):
             KVCacheBlocks,
             frozenset((RequestStatus.WAITING, RequestStatus.PREEMPTED)),
             vars(kv_cache_utils),
-            None if hasattr(Request, "num_computed_tokens") else Request,
+            Request,
         )
         self._require_same_settings()
         self._put_into_coordinator()
@@ -258,7 +262,7 @@ def unsupported_reason(vllm: Vllm) -> str | None:
         for cls in vars(module).values():
             if not isinstance(cls, type) or cls.__module__ != module.__name__:
                 continue
-            if issubclass(cls, tuple):  # its methods come from elsewhere
+            if issubclass(cls, (tuple, enum.Enum)):  # their methods come from elsewhere
                 continue
             for attribute, value in vars(cls).items():
                 function = getattr(value, "__func__", getattr(value, "fget", value))

@@ -27,11 +27,6 @@ const Names& names() {
 
 CacheBlocks* as_self(PyObject* object) { return reinterpret_cast<CacheBlocks*>(object); }
 
-std::span<const BlockId> ids_of(const CacheBlocks& self, size_t group) {
-  const size_t start = group == 0 ? 0 : (*self.ends)[group - 1];
-  return std::span(*self.ids).subspan(start, (*self.ends)[group] - start);
-}
-
 /// `arena`: whose blocks they are; null: not known.
 PyObject* id_list(BlockArena* arena, std::span<const BlockId> ids) {
   Ref list(PyList_New(static_cast<Py_ssize_t>(ids.size())));
@@ -48,10 +43,10 @@ PyObject* id_list(BlockArena* arena, std::span<const BlockId> ids) {
 PyObject* materialize(CacheBlocks& self) {
   if (self.blocks != nullptr) return self.blocks;
   const Ref all(PyObject_GetAttr(self.pool, names().blocks));
-  Ref groups(PyTuple_New(static_cast<Py_ssize_t>(self.ends->size())));
+  Ref groups(PyTuple_New(static_cast<Py_ssize_t>(self.num_groups)));
   if (!all || !groups) return nullptr;
-  for (size_t group = 0; group < self.ends->size(); ++group) {
-    const std::span<const BlockId> ids = ids_of(self, group);
+  for (size_t group = 0; group < self.num_groups; ++group) {
+    const std::span<const BlockId> ids = self.ids(group);
     PyObject* list = PyList_New(static_cast<Py_ssize_t>(ids.size()));
     if (list == nullptr) return nullptr;
     PyTuple_SET_ITEM(groups.get(), static_cast<Py_ssize_t>(group), list);
@@ -84,7 +79,7 @@ int set_blocks(PyObject* object, PyObject* value, void*) {
 /// Ids of one group; null with a Python error.
 PyObject* group_ids_list(CacheBlocks& self, Py_ssize_t group) {
   const auto num_groups = self.blocks != nullptr ? PyTuple_GET_SIZE(self.blocks)
-                                                 : static_cast<Py_ssize_t>(self.ends->size());
+                                                 : static_cast<Py_ssize_t>(self.num_groups);
   if (group < 0) group += num_groups;
   if (group < 0 || group >= num_groups) {
     return PyErr_Format(PyExc_IndexError, "group %zd of %zd", group, num_groups);
@@ -92,7 +87,7 @@ PyObject* group_ids_list(CacheBlocks& self, Py_ssize_t group) {
   if (self.blocks == nullptr) {
     BlockArena* arena = self.pool == Py_None ? nullptr : arena_of_pool(self.pool);
     if (arena == nullptr && PyErr_Occurred()) return nullptr;
-    return id_list(arena, ids_of(self, static_cast<size_t>(group)));
+    return id_list(arena, self.ids(static_cast<size_t>(group)));
   }
   std::vector<BlockId> ids;
   if (!read_block_ids(PyTuple_GET_ITEM(self.blocks, group), ids)) return nullptr;
@@ -125,10 +120,9 @@ PyObject* get_block_ids(PyObject* object, PyObject* const* args, Py_ssize_t num_
     groups = Ref(PySequence_Fast(in[1], "group_ids must be a sequence"));
     if (!groups) return nullptr;
   }
-  const Py_ssize_t num_groups = groups ? PySequence_Fast_GET_SIZE(groups.get())
-                                : self.blocks != nullptr
-                                    ? PyTuple_GET_SIZE(self.blocks)
-                                    : static_cast<Py_ssize_t>(self.ends->size());
+  const Py_ssize_t num_groups = groups                   ? PySequence_Fast_GET_SIZE(groups.get())
+                                : self.blocks != nullptr ? PyTuple_GET_SIZE(self.blocks)
+                                                         : static_cast<Py_ssize_t>(self.num_groups);
   Ref result(PyTuple_New(num_groups));
   if (!result) return nullptr;
   bool empty = true;
@@ -148,7 +142,7 @@ PyObject* get_block_ids(PyObject* object, PyObject* const* args, Py_ssize_t num_
 }
 
 PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
-  return reinterpret_cast<PyObject*>(make_cache_blocks(type, Py_None));
+  return reinterpret_cast<PyObject*>(make_cache_blocks(type, Py_None, 0, 0));
 }
 
 int traverse(PyObject* object, visitproc visit, void* arg) {
@@ -169,8 +163,7 @@ void dealloc(PyObject* object) {
   PyObject_GC_UnTrack(object);
   clear(object);
   Py_CLEAR(self->pool);
-  delete self->ids;
-  delete self->ends;
+  std::destroy_at(&self->data);
   type->tp_free(object);
   Py_DECREF(type);
 }
@@ -198,13 +191,15 @@ PyType_Spec spec = {"kvplan._core.CacheBlocks", sizeof(CacheBlocks), 0,
 
 }  // namespace
 
-CacheBlocks* make_cache_blocks(PyTypeObject* type, PyObject* pool) {
-  auto ids = std::make_unique<std::vector<BlockId>>();
-  auto ends = std::make_unique<std::vector<size_t>>();
+CacheBlocks* make_cache_blocks(PyTypeObject* type, PyObject* pool, size_t num_groups,
+                               size_t num_ids) {
+  std::vector<BlockId> data;
+  data.reserve(num_groups + num_ids);
+  data.resize(num_groups);
   auto* self = reinterpret_cast<CacheBlocks*>(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
-  self->ids = ids.release();
-  self->ends = ends.release();
+  std::construct_at(&self->data, std::move(data));
+  self->num_groups = num_groups;
   self->pool = Py_NewRef(pool);
   return self;
 }

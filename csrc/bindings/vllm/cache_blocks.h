@@ -13,21 +13,28 @@ namespace kvplan::bindings {
 /// when somebody asks for them; from then on they are what counts, as a caller may change the
 /// lists.
 struct CacheBlocks {
-  PyObject_HEAD std::vector<BlockId>* ids;  // of all groups, one group after the other
-  std::vector<size_t>* ends;                // of each group, in `ids`
-  PyObject* pool;                           // whose `blocks` are handed out
-  PyObject* blocks;      // tuple of a sequence a group, once asked for; else null
-  char is_shared_empty;  // the manager's result without blocks
+  PyObject_HEAD PyObject* pool;  // whose `blocks` are handed out
+  PyObject* blocks;              // tuple of a sequence a group, once asked for; else null
+  size_t num_groups;
+  char is_shared_empty;       // the manager's result without blocks
+  std::vector<BlockId> data;  // where each group's ids end, then the ids, group after group
+
+  std::span<const BlockId> ids(size_t group) const {
+    const size_t begin = group == 0 ? num_groups : static_cast<size_t>(data[group - 1]);
+    return std::span(data).subspan(begin, static_cast<size_t>(data[group]) - begin);
+  }
 };
 
-/// The C++ type is a base of Python's: `type` is the Python class to make.
-CacheBlocks* make_cache_blocks(PyTypeObject* type, PyObject* pool);
+/// The C++ type is a base of Python's: `type` is the Python class to make. Memory is taken for so
+/// many ids.
+CacheBlocks* make_cache_blocks(PyTypeObject* type, PyObject* pool, size_t num_groups,
+                               size_t num_ids);
 /// The object as one of `type`, or null without an error.
 CacheBlocks* as_cache_blocks(PyObject* object);
 
-inline void append_group(CacheBlocks& blocks, std::span<const BlockId> ids) {
-  blocks.ids->insert(blocks.ids->end(), ids.begin(), ids.end());
-  blocks.ends->push_back(blocks.ids->size());
+/// The ids that were appended to `data` last are the group's; groups come in their order.
+inline void end_group(CacheBlocks& blocks, size_t group) {
+  blocks.data[group] = static_cast<BlockId>(blocks.data.size());
 }
 
 /// Block ids of any sequence of block objects; false with a Python error.

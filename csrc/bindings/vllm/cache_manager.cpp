@@ -23,6 +23,7 @@ namespace kvplan::bindings {
 namespace {
 
 struct Names {
+  PyObject* all_token_ids = PyUnicode_InternFromString("_all_token_ids");
   PyObject* block_hashes = PyUnicode_InternFromString("block_hashes");
   PyObject* full = PyUnicode_InternFromString("full");
   PyObject* kv_cache_report_mode = PyUnicode_InternFromString("kv_cache_report_mode");
@@ -122,27 +123,47 @@ bool get_int(PyObject* request, PyObject* name, int64_t& result) {
   return value && to_int(value.get(), result);
 }
 
-/// `num_computed_tokens`: of vLLM's own requests, whose type defines no such name, from the
+/// A request's attributes: of vLLM's own requests, whose type defines none of these names, from the
 /// object's dict, which takes half the time.
-bool get_num_computed(const ManagerObject& self, PyObject* request, int64_t& result) {
-  PyObject* name = names().num_computed_tokens;
-  if (reinterpret_cast<PyObject*>(Py_TYPE(request)) != self.request_type) {
-    return get_int(request, name, result);
+class RequestReader {
+ public:
+  RequestReader(const ManagerObject& self, PyObject* request) : request_(request) {
+    if (reinterpret_cast<PyObject*>(Py_TYPE(request)) == self.request_type) {
+      dict_ = Ref(PyObject_GenericGetDict(request, nullptr));
+    }
   }
-  const Ref dict(PyObject_GenericGetDict(request, nullptr));
-  PyObject* value = dict ? PyDict_GetItemWithError(dict.get(), name) : nullptr;
-  if (value != nullptr) return to_int(value, result);
-  if (!PyErr_Occurred()) PyErr_SetObject(PyExc_AttributeError, name);
-  return false;
-}
+  /// Null with a Python error.
+  Ref get(PyObject* name) const {
+    if (!dict_) return Ref(PyErr_Occurred() ? nullptr : PyObject_GetAttr(request_, name));
+    PyObject* value = PyDict_GetItemWithError(dict_.get(), name);
+    if (value == nullptr && !PyErr_Occurred()) PyErr_SetObject(PyExc_AttributeError, name);
+    return Ref(Py_XNewRef(value));
+  }
+  bool get(PyObject* name, int64_t& result) const {
+    const Ref value = get(name);
+    return value && to_int(value.get(), result);
+  }
+  bool get(RequestTokens& tokens) const {
+    return get_num_tokens(tokens.num_tokens) &&
+           get(names().num_prompt_tokens, tokens.num_prompt_tokens) &&
+           get(names().num_computed_tokens, tokens.num_computed_tokens) &&
+           get(names().num_in_flight_tokens, tokens.num_in_flight_tokens) &&
+           get(names().shared_prefix_boundary, tokens.shared_prefix_boundary);
+  }
 
-bool read_tokens(PyObject* request, RequestTokens& tokens) {
-  return get_int(request, names().num_tokens, tokens.num_tokens) &&
-         get_int(request, names().num_prompt_tokens, tokens.num_prompt_tokens) &&
-         get_int(request, names().num_computed_tokens, tokens.num_computed_tokens) &&
-         get_int(request, names().num_in_flight_tokens, tokens.num_in_flight_tokens) &&
-         get_int(request, names().shared_prefix_boundary, tokens.shared_prefix_boundary);
-}
+ private:
+  /// vLLM's property counts its list.
+  bool get_num_tokens(int64_t& result) const {
+    if (!dict_) return get_int(request_, names().num_tokens, result);
+    const Ref list = get(names().all_token_ids);
+    if (!list) return false;
+    result = PyObject_Size(list.get());
+    return result >= 0;
+  }
+
+  PyObject* request_;
+  Ref dict_;  // null: asked by `getattr`
+};
 
 // Requests.
 
@@ -227,9 +248,9 @@ bool keep_as_looked_up(ManagerObject& self, PyObject* request) {
 }
 
 /// Gives the native manager the hashes that the request got since.
-bool sync_hashes(Parts& parts, PyObject* request, Known& known) {
+bool sync_hashes(Parts& parts, const RequestReader& request, Known& known) {
   if (!parts.enable_caching) return true;
-  const Ref list(PyObject_GetAttr(request, names().block_hashes));
+  const Ref list = request.get(names().block_hashes);
   if (!list) return false;
   if (!PyList_Check(list.get())) {
     PyErr_Format(PyExc_TypeError, "block_hashes must be a list, not %.200s",
@@ -262,22 +283,22 @@ bool sync_hashes(Parts& parts, PyObject* request, Known& known) {
 
 // Results.
 
+/// `ids_of(group)`: what can be indexed and has a size. The shared empty result if all are empty.
 template <typename IdsOfGroup>
 PyObject* make_blocks(ManagerObject& self, IdsOfGroup&& ids_of) {
-  CacheBlocks* blocks =
-      make_cache_blocks(reinterpret_cast<PyTypeObject*>(self.blocks_type), self.pool);
+  const size_t num_groups = self.parts->num_groups;
+  size_t num_ids = 0;
+  for (size_t group = 0; group < num_groups; ++group) num_ids += ids_of(group).size();
+  if (num_ids == 0) return Py_NewRef(self.empty);
+  CacheBlocks* blocks = make_cache_blocks(reinterpret_cast<PyTypeObject*>(self.blocks_type),
+                                          self.pool, num_groups, num_ids);
   if (blocks == nullptr) return nullptr;
-  for (size_t group = 0; group < self.parts->num_groups; ++group) ids_of(*blocks, group);
+  for (size_t group = 0; group < num_groups; ++group) {
+    const auto ids = ids_of(group);
+    for (size_t i = 0; i < ids.size(); ++i) blocks->data.push_back(ids[i]);
+    end_group(*blocks, group);
+  }
   return reinterpret_cast<PyObject*>(blocks);
-}
-
-PyObject* blocks_of_table(ManagerObject& self, const Known& known) {
-  const CacheManager& core = self.parts->core;
-  return make_blocks(self, [&](CacheBlocks& blocks, size_t group) {
-    const BlockTableView table = core.block_table(known.handle, group);
-    for (size_t i = 0; i < table.size(); ++i) blocks.ids->push_back(table[i]);
-    blocks.ends->push_back(blocks.ids->size());
-  });
 }
 
 /// The block object of an id.
@@ -328,7 +349,8 @@ PyObject* look_up(PyObject* object, PyObject* const* args, Py_ssize_t num_args, 
     PrefixHit& hit = parts.hit;
     hit.num_tokens = hit.shared_prefix_boundary = 0;
     hit.diverged = false;
-    bool empty = true;
+    for (auto& ids : hit.blocks) ids.clear();
+    hit.blocks.resize(parts.num_groups);
     if (parts.enable_caching && skips == 0) {
       const bool is_new = find(self, in[0]) == nullptr;
       if (find_or_add(self, in[0]) == nullptr) return nullptr;
@@ -341,22 +363,18 @@ PyObject* look_up(PyObject* object, PyObject* const* args, Py_ssize_t num_args, 
         if (!get_int(in[0], names().num_tokens, max_tokens)) return nullptr;
         --max_tokens;
       }
-      if (!sync_hashes(parts, in[0], *known)) return nullptr;
+      if (!sync_hashes(parts, RequestReader(self, in[0]), *known)) return nullptr;
       if (for_connector) {
         parts.core.find_prefix_for_connector(known->handle, max_tokens, hit);
       } else {
         parts.core.find_prefix(known->handle, max_tokens, hit);
       }
-      empty = hit.empty();
       if (hit.num_tokens > 0 && !hit.diverged && parts.reports_events &&
           !report_hit(self, in[0], *known)) {
         return nullptr;
       }
     }
-    Ref blocks(empty ? Py_NewRef(self.empty)
-                     : make_blocks(self, [&](CacheBlocks& result, size_t group) {
-                         append_group(result, hit.blocks[group]);
-                       }));
+    Ref blocks(make_blocks(self, [&](size_t group) { return std::span(hit.blocks[group]); }));
     if (!blocks) return nullptr;
     const auto num_tokens = static_cast<long long>(hit.num_tokens);
     const auto boundary = static_cast<long long>(hit.shared_prefix_boundary);
@@ -385,13 +403,11 @@ bool read_hit(ManagerObject& self, PyObject* argument, PrefixHit& hit, bool& giv
   hit.blocks.resize(self.parts->num_groups);
   for (auto& ids : hit.blocks) ids.clear();
   CacheBlocks* blocks = as_cache_blocks(argument);
-  if (blocks != nullptr && blocks->blocks == nullptr) {
-    size_t start = 0;
-    for (size_t group = 0; group < blocks->ends->size(); ++group) {
-      const size_t end = (*blocks->ends)[group];
-      hit.blocks[group].assign(blocks->ids->begin() + static_cast<ptrdiff_t>(start),
-                               blocks->ids->begin() + static_cast<ptrdiff_t>(end));
-      start = end;
+  if (blocks != nullptr && blocks->blocks == nullptr &&
+      blocks->num_groups == self.parts->num_groups) {
+    for (size_t group = 0; group < blocks->num_groups; ++group) {
+      const std::span<const BlockId> ids = blocks->ids(group);
+      hit.blocks[group].assign(ids.begin(), ids.end());
     }
     return true;
   }
@@ -467,7 +483,7 @@ PyObject* quiet_result(ManagerObject& self, PyObject* const* args, Py_ssize_t nu
   int64_t num_new;
   int64_t num_computed;
   if (!to_int(args[1], num_new) || num_new <= 0) return nullptr;
-  if (!get_num_computed(self, args[0], num_computed)) return nullptr;
+  if (!RequestReader(self, args[0]).get(names().num_computed_tokens, num_computed)) return nullptr;
   if (num_computed + num_new + num_lookahead >= quiet_until) return nullptr;
   ++self.num_quiet;
   return Py_NewRef(self.empty);
@@ -519,7 +535,8 @@ PyObject* allocate_slots(PyObject* object, PyObject* const* args, Py_ssize_t num
     }
     allocation.skip_zeroing_groups = parts.groups;
     RequestTokens tokens;
-    if (!read_tokens(in[0], tokens)) return nullptr;
+    const RequestReader request(self, in[0]);
+    if (!request.get(tokens)) return nullptr;
     if (has_scheduled && parts.watermark_blocks > 0) {
       const int admitted = is_admitted(self, in[0]);
       if (admitted < 0) return nullptr;
@@ -527,7 +544,7 @@ PyObject* allocate_slots(PyObject* object, PyObject* const* args, Py_ssize_t num
     }
     const bool is_new = find(self, in[0]) == nullptr;
     Known* known = find_or_add(self, in[0]);
-    if (known == nullptr || !sync_hashes(parts, in[0], *known)) return nullptr;
+    if (known == nullptr || !sync_hashes(parts, request, *known)) return nullptr;
     ++self.num_allocations;
     parts.hit.num_tokens = allocation.num_new_computed_tokens;
     if (!parts.core.allocate(known->handle, tokens, allocation, has_hit ? &parts.hit : nullptr)) {
@@ -537,9 +554,7 @@ PyObject* allocate_slots(PyObject* object, PyObject* const* args, Py_ssize_t num
     if (!note_changes(self.pool, in[0])) return nullptr;
     if (parts.looked_up == in[0]) parts.looked_up = nullptr;
     if (!parts.core.has_new_blocks()) return Py_NewRef(self.empty);
-    return make_blocks(self, [&](CacheBlocks& blocks, size_t group) {
-      append_group(blocks, parts.core.new_blocks(group));
-    });
+    return make_blocks(self, [&](size_t group) { return parts.core.new_blocks(group); });
   });
 }
 
@@ -610,9 +625,10 @@ PyObject* cache_blocks(PyObject* object, PyObject* const* args, Py_ssize_t num_a
         num_computed < parts.core.quiet_until(quiet->handle)) {
       Py_RETURN_NONE;
     }
-    if (!read_tokens(in[0], tokens)) return nullptr;
+    const RequestReader request(self, in[0]);
+    if (!request.get(tokens)) return nullptr;
     Known* known = find_or_add(self, in[0]);
-    if (known == nullptr || !sync_hashes(parts, in[0], *known)) return nullptr;
+    if (known == nullptr || !sync_hashes(parts, request, *known)) return nullptr;
     parts.core.commit(known->handle, tokens, num_computed);
     if (!note_changes(self.pool, in[0])) return nullptr;
     Py_RETURN_NONE;
@@ -706,11 +722,9 @@ PyObject* get_blocks(PyObject* object, PyObject* const* args, Py_ssize_t num_arg
   return guarded(object, [&](ManagerObject& self, Parts& parts) -> PyObject* {
     const Known* known = find_by_id(self, in[0]);
     if (known == nullptr && PyErr_Occurred()) return nullptr;
-    bool empty = true;
-    for (size_t group = 0; known != nullptr && group < parts.num_groups; ++group) {
-      empty = empty && parts.core.block_table(known->handle, group).empty();
-    }
-    return empty ? Py_NewRef(self.empty) : blocks_of_table(self, *known);
+    if (known == nullptr) return Py_NewRef(self.empty);
+    return make_blocks(self,
+                       [&](size_t group) { return parts.core.block_table(known->handle, group); });
   });
 }
 
@@ -919,7 +933,7 @@ PyObject* start(PyObject* object, PyObject* args) {
   Ref by_id(PyDict_New());
   Ref states(PyList_New(0));
   Ref empty(reinterpret_cast<PyObject*>(
-      make_cache_blocks(reinterpret_cast<PyTypeObject*>(blocks_type), pool)));
+      make_cache_blocks(reinterpret_cast<PyTypeObject*>(blocks_type), pool, 0, 0)));
   const Ref nothing(PyTuple_New(0));
   Ref no_blocks(PyTuple_New(static_cast<Py_ssize_t>(options.groups.size())));
   if (!by_id || !states || !empty || !nothing || !no_blocks) return nullptr;
