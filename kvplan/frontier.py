@@ -14,19 +14,25 @@ from kvplan.specs import KVCacheSpec
 
 __all__ = [
     "DEFAULT_MAX_GROUPS",
-    "STEP_SECONDS_PER_GROUP",
+    "STEP_REQUESTS",
     "Frontier",
     "GroupingPoint",
     "SlicedPoint",
     "frontier",
     "sliced_point",
     "sliced_to_dict",
+    "step_seconds",
     "to_dict",
 ]
 
-#: CPU seconds that a group adds to a decoding step of 16 requests, an estimate: measured by
-#: benchmarks/compact.py in vLLM 0.32's CPU engine. docs/compact.md says with what.
-STEP_SECONDS_PER_GROUP = 100e-6
+#: Decoding requests for which the price of a step is shown.
+STEP_REQUESTS = 64
+
+# CPU seconds a group and step, by benchmarks/compact.py: the worker's block table rows and
+# attention metadata; scheduling a request with vLLM's KV cache manager; scheduling with kvplan's.
+_WORKER_SECONDS = 40e-6
+_VLLM_SECONDS_PER_REQUEST = 1.2e-6
+_KVPLAN_SECONDS = 2e-6
 
 _POINT_FIELDS = (
     "num_groups",
@@ -91,6 +97,23 @@ def sliced_point(
         InvalidArgument: A value is out of range.
     """
     return _core.sliced_point(config, kv_cache_specs, available_memory)
+
+
+def step_seconds(
+    num_groups: int, *, manager: str = "kvplan", num_requests: int = STEP_REQUESTS
+) -> float:
+    """CPU seconds that groups add to a decoding step of vLLM, an estimate: measured in the CPU
+    engine of 0.32 (docs/compact.md).
+
+    manager: whose KV cache manager the scheduler has, "kvplan" or "vllm".
+
+    Raises:
+        ValueError: Another manager.
+    """
+    scheduling = {"kvplan": _KVPLAN_SECONDS, "vllm": _VLLM_SECONDS_PER_REQUEST * num_requests}
+    if manager not in scheduling:
+        raise ValueError(f"manager is {manager!r}; known are {', '.join(scheduling)}")
+    return num_groups * (_WORKER_SECONDS + scheduling[manager])
 
 
 def sliced_to_dict(point: SlicedPoint) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import pytest
 from cli_runner import run
 
 import kvplan
+from kvplan.frontier import step_seconds
 from kvplan.offline.cli.charts import frontier_figure
 from kvplan.offline.cli.failures import BAD_INPUT, FITS
 from kvplan.offline.cli.knobs import PLENTY
@@ -41,6 +42,20 @@ def test_memory_adds_the_tokens_of_the_plan():
     plan = json.loads(run("plan", *args, "--json").stdout)
     points = {p["num_groups"]: p for p in curve(*args)["points"]}
     assert points[7]["capacity_tokens"] == plan["capacity_tokens"]
+
+
+def test_a_step_costs_less_with_kvplans_manager():
+    for point in curve("gemma-3-27b")["points"]:
+        groups = point["num_groups"]
+        ours, vllms = (
+            point[f"estimated_step_seconds{which}"] for which in ("", "_with_vllms_manager")
+        )
+        assert ours == step_seconds(groups) < vllms == step_seconds(groups, manager="vllm")
+    # Scheduling with vLLM's is linear in the requests.
+    few, more = (step_seconds(5, manager="vllm", num_requests=n) for n in (16, 256))
+    assert more > 5 * few
+    with pytest.raises(ValueError, match="manager is 'other'"):
+        step_seconds(1, manager="other")
 
 
 def test_the_table_marks_both_points():

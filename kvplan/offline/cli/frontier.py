@@ -84,19 +84,24 @@ def _as_dict(
     sliced: kvplan.SlicedPoint | None,
     memory: int | None,
 ) -> dict[str, Any]:
-    from kvplan.frontier import STEP_SECONDS_PER_GROUP, sliced_to_dict, to_dict
+    from kvplan.frontier import sliced_to_dict, step_seconds, to_dict
     from kvplan.offline.cli.render_frontier import sliced_tokens_in_memory, tokens_in_memory
+
+    def steps(num_groups: int) -> dict[str, float]:
+        return {
+            "estimated_step_seconds": step_seconds(num_groups),
+            "estimated_step_seconds_with_vllms_manager": step_seconds(num_groups, manager="vllm"),
+        }
 
     answer = {"model": given.label, "facts": given.facts} | to_dict(curve)
     for point, described in zip(curve.points, answer["points"], strict=True):
-        described["estimated_step_seconds"] = point.num_groups * STEP_SECONDS_PER_GROUP
+        described |= steps(point.num_groups)
         if memory is not None:
             described["capacity_tokens"] = tokens_in_memory(curve, point, memory)
             described["usable_capacity_tokens"] = tokens_in_memory(curve, point, memory, 1)
     answer["sliced"] = None
     if sliced is not None:
-        answer["sliced"] = sliced_to_dict(sliced)
-        answer["sliced"]["estimated_step_seconds"] = sliced.num_groups * STEP_SECONDS_PER_GROUP
+        answer["sliced"] = sliced_to_dict(sliced) | steps(sliced.num_groups)
         if memory is not None:
             found = answer["sliced"]
             found["capacity_tokens"] = sliced_tokens_in_memory(curve, sliced, memory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvplan.frontier import STEP_SECONDS_PER_GROUP
+from kvplan.frontier import STEP_REQUESTS, step_seconds
 from kvplan.offline.cli.sizes import format_size
 from kvplan.offline.cli.tables import Column, FittingTable
 
@@ -44,7 +44,7 @@ def render_frontier(
     columns = ["groups", "layers", "block", "request", "padding", "tokens vs vLLM"]
     if memory is not None:
         columns.append("tokens")
-    columns.append("step*")
+    columns += ["step*", "vLLM's*"]
     table = FittingTable([*map(Column, columns), Column("grouping", words=True)])
     for point in _with_vllm(curve):
         tokens = None if memory is None else tokens_in_memory(curve, point, memory)
@@ -66,8 +66,8 @@ def render_frontier(
         markup=False,
     )
     console.print(
-        f"* Estimate: {STEP_SECONDS_PER_GROUP * 1e6:.0f} us of CPU a group and scheduling step, as "
-        "measured with 16 requests in vLLM 0.32's CPU engine.",
+        f"* Estimate: CPU time that the groups add to a decoding step of {STEP_REQUESTS} requests, "
+        "with kvplan's KV cache manager and with vLLM's, as measured in vLLM 0.32's CPU engine.",
         markup=False,
     )
     if sliced is not None:
@@ -91,7 +91,9 @@ def _cells(curve: Frontier, point: GroupingPoint | SlicedPoint, tokens: int | No
     ]
     if tokens is not None:
         cells.append(f"{tokens:,}")
-    return [*cells, f"+{point.num_groups * STEP_SECONDS_PER_GROUP * 1e3:.1f} ms"]
+    for manager in ("kvplan", "vllm"):
+        cells.append(f"+{1e6 * step_seconds(point.num_groups, manager=manager):,.0f} us")
+    return cells
 
 
 def _with_vllm(curve: Frontier) -> list[GroupingPoint]:
