@@ -12,11 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+from kvplan.bench.manager import GROUPS, MEAN, row_name
 from kvplan.bench.report import Row
 
 POOL = "block_pool_benchmark"
 PLAN = "request_benchmark"
 CORE = "plan_benchmark"
+MANAGER = "cache_manager_benchmark"
 SIDE = "cpp"
 REPETITIONS = 5
 
@@ -39,6 +41,10 @@ POOL_NAMES = {
     "lookup, hit": "find/hit",
     "lookup, miss": "find/miss",
 }
+#: Rows of the cache manager by the names in cache_manager_benchmark.cpp.
+MANAGER_NAMES = {
+    row_name(MEAN, n): f"BM_DecodeStep/requests:256/groups:{n}/caching:1" for n in GROUPS
+}
 Key = tuple[str, str, "int | None"]
 
 
@@ -46,6 +52,8 @@ def benchmark_of(row: Row) -> tuple[str, str]:
     """The executable and the benchmark that does a row's work; empty names where none does."""
     if row.work in ("construction", "allocation"):
         return POOL, POOL_NAMES.get(row.name, "")
+    if row.work == "manager":
+        return MANAGER, MANAGER_NAMES.get(row.name, "")
     if row.work == "gcd":
         return CORE, f"BM_ApproximateGcd/{10 ** int(row.name.removeprefix('10^'))}"
     if row.work == "scale":
@@ -60,14 +68,14 @@ class Executables:
     folder: Path
 
     def __post_init__(self) -> None:
-        for name in (POOL, PLAN, CORE):
+        for name in (POOL, PLAN, CORE, MANAGER):
             if not (self.folder / name).is_file():
                 raise FileNotFoundError(2, "no such benchmark executable", str(self.folder / name))
 
     def named(self, rows: Sequence[Row], budget_s: float) -> list[Row]:
         """Rows with the C++ side added where a benchmark is known to do the same."""
         found: dict[tuple[str, str], float] = {}
-        for executable in (POOL, CORE):
+        for executable in (POOL, CORE, MANAGER):
             wanted = {
                 name for row in rows for exe, name in [benchmark_of(row)] if exe == executable
             }

@@ -18,7 +18,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         name: The scenario or the operation.
         workers: Workers of the engine; none for a block pool.
         layers: Caches over all stages; none for a block pool.
-        per: What one figure is of: "plan", "worker", "pool" or "block".
+        per: What one figure is of: "plan", "worker", "pool", "block" or "request".
         seconds: CPU seconds by side.
         peak_bytes: What inputs and plan add to a fresh process by side, where that was measured.
     """

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from kvplan.bench import pool
+from kvplan.bench import manager, pool
 from kvplan.bench.gcd import EXPONENTS, gcd_row
 from kvplan.bench.machine import describe_machine
 from kvplan.bench.planning import placement_row, planning_row
@@ -20,7 +20,7 @@ from kvplan.bench.scale import SIZES, scale_row
 from kvplan.bench.scenarios import SCENARIOS
 
 DEFAULT_WORKS = ("planning", "placement", "construction", "allocation")
-WORKS = (*DEFAULT_WORKS, "memory", "gcd", "scale")
+WORKS = (*DEFAULT_WORKS, "manager", "memory", "gcd", "scale")
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,11 @@ def _steps(settings: Settings, sides: Any) -> Iterator[tuple[str, Callable[[], R
         elif work == "allocation":
             for name in pool.CASES:
                 yield name, partial(pool.allocation_row, name, sides, budget)
+        elif work == "manager":
+            for n in manager.GROUPS:
+                for call in manager.CALLS:
+                    name = manager.row_name(call, n)
+                    yield name, partial(manager.manager_row, call, n, sides, budget)
         elif work == "memory":
             yield "memory of a pool", partial(pool.memory_row, sides is not None)
         elif work == "gcd":

@@ -105,6 +105,12 @@ class Sides:
             "drop_in": self._selecting("_drop_in_builder", place(self._drop_in_builder)),
         }
 
+    def managers(self, num_groups: int) -> dict[str, Any]:
+        """The KV cache manager, by side, as `kvplan.bench.manager.Load`."""
+        from kvplan.bench.vllm_manager import loads
+
+        return dict(loads(num_groups))
+
     def _step(
         self, functions: Any, config: Any, specs: list[Any], memory: list[int]
     ) -> Callable[[], list[Any]]:

@@ -9,7 +9,7 @@ from cli_runner import run
 
 import kvplan
 from kvplan.bench import WORKS, measure, report, scenarios
-from kvplan.bench.cpp import POOL_NAMES, benchmark_of
+from kvplan.bench.cpp import MANAGER_NAMES, POOL_NAMES, benchmark_of
 from kvplan.bench.pool import CASES, SIZES
 from kvplan.bench.scale import measure as measure_scale
 from kvplan.offline.cli.failures import BAD_INPUT, FITS
@@ -181,15 +181,16 @@ def test_every_kind_of_work_that_needs_no_vllm():
     assert result.exit_code == FITS, result.stderr
     names = {row["name"] for row in json.loads(result.stdout)["rows"]}
     assert names >= {f"construct and use {n:,}" for n in SIZES} | set(CASES)
-    assert names >= set(POOL_NAMES), "rows that the C++ side is added to"
+    assert names >= set(POOL_NAMES) | set(MANAGER_NAMES), "rows that the C++ side is added to"
 
 
 def test_the_cpp_benchmarks_that_are_asked_for_exist():
     sources = {
         name: (BENCHMARKS / f"{name}.cpp").read_text()
-        for name in ("block_pool_benchmark", "plan_benchmark")
+        for name in ("block_pool_benchmark", "cache_manager_benchmark", "plan_benchmark")
     }
     rows = [("allocation", name, None, None) for name in POOL_NAMES]
+    rows += [("manager", name, None, None) for name in MANAGER_NAMES]
     rows += [("gcd", "10^3", None, None), ("scale", "100 layers", 100, 8)]
     for work, name, layers, workers in rows:
         row = report.Row(work=work, name=name, layers=layers, workers=workers, per="", seconds={})

@@ -1,10 +1,10 @@
 """``kvplan bench`` beside the real vLLM: every side answers, alike, and vLLM is left as it was."""
 
 import pytest
-from vllm.v1.core import block_pool, kv_cache_planning
+from vllm.v1.core import block_pool, kv_cache_manager, kv_cache_planning
 
 import kvplan.vllm
-from kvplan.bench import DEFAULT_WORKS, Settings, run
+from kvplan.bench import DEFAULT_WORKS, Settings, manager, run
 from kvplan.bench.planning import _allocation, _require_equal
 from kvplan.bench.scenarios import SCENARIOS
 from kvplan.bench.vllm_sides import Sides
@@ -53,3 +53,15 @@ def test_other_answers_end_the_run():
         _require_equal(one, other, "gemma-3-27b")
     with pytest.raises(AssertionError, match="workers"):
         _require_equal(one, one + one, "gemma-3-27b")
+
+
+def test_a_row_of_the_cache_manager_is_of_vllms_own_and_of_kvplans():
+    with Sides() as sides:
+        loads = sides.managers(2)
+        stock, ours = (loads[side]._manager for side in ("vllm", "drop_in"))
+        row = manager.manager_row(manager.MEAN, 2, sides, 0.01)
+    assert type(stock) is kv_cache_manager.KVCacheManager
+    assert type(stock.block_pool) is block_pool.BlockPool
+    assert type(ours).__module__ == "kvplan.vllm.cache_manager"
+    assert row.seconds.keys() == {"vllm", "drop_in", "native"}
+    assert not kvplan.vllm.is_installed()

@@ -48,7 +48,8 @@ WORKERS = "1,8,64,1024"
     "--work",
     "works",
     type=NAMES,
-    help="Of planning, placement, construction, allocation, memory, gcd, scale, with commas.  "
+    help="Of planning, placement, construction, allocation, manager, memory, gcd, scale, with "
+    "commas.  "
     "[default: the first four]",
 )
 @click.option(
@@ -82,7 +83,7 @@ WORKERS = "1,8,64,1024"
 def command(
     as_json: bool, old: Path | None, plot: Path | None, recorded: Path | None, **values: Any
 ) -> int:
-    """Measure planning, tensor placement, and the block pool, beside vLLM if it is installed.
+    """Measure planning, placement, block pool and cache manager, beside vLLM if it is installed.
 
     SCENARIOS are names of models; the default is a choice of them. Each is planned over growing
     numbers of workers. Where vLLM can be imported, its answers are compared with kvplan's first.

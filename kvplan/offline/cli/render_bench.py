@@ -20,6 +20,7 @@ TITLES = {
     "placement": "Placing the tensors of one worker",
     "construction": "A block pool from nothing, every block handed out once",
     "allocation": "The block pool, per block",
+    "manager": "The KV cache manager, per request",
     "memory": "Memory of a block pool, in a process of its own",
     "gcd": "The search for an approximate divisor of three values",
     "scale": "Far beyond any model, in a process of its own",
