@@ -213,6 +213,16 @@ def test_defaults_by_size_alone():
     assert defaults_for(Gpu("", 80 * GIB)).max_num_seqs == 1024
 
 
+def test_a_step_holds_the_largest_item_of_a_model_that_attends_to_it_as_a_whole():
+    """As vLLM says: "Raising max_num_batched_tokens from 2048 to 2496"."""
+    for gpu, tokens in (("A100", 2496), ("L4", 2496), ("H100", 8192)):
+        found = defaults_for(find_gpu(gpu), load("gemma-4-26b-a4b").architecture)
+        assert found.max_num_batched_tokens == tokens
+    assert (
+        defaults_for(find_gpu("L4"), load("gemma-3-4b").architecture).max_num_batched_tokens == 2048
+    )
+
+
 def test_capture_sizes():
     assert capture_sizes(1024, 8192) == [
         1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)

@@ -49,10 +49,17 @@ class GpuDefaults:
     gpu_memory_utilization: float
 
 
-def defaults_for(gpu: Gpu) -> GpuDefaults:
-    """What vLLM takes on a GPU where the user says nothing.
+#: Tokens of the largest item of models that attend to an item as a whole, so that a step holds
+#: one: a video of 32 frames, each of 70 tokens, 2 marks and a time of 6. Mirrors
+#: vllm/model_executor/models/gemma4_mm.py::Gemma4ProcessingInfo.get_mm_max_tokens_per_item (0.33).
+_LARGEST_ITEM = {"Gemma4ForConditionalGeneration": 32 * (70 + 2 + 6)}
+
+
+def defaults_for(gpu: Gpu, architecture: str | None = None) -> GpuDefaults:
+    """What vLLM takes on a GPU where the user says nothing, if need be for an architecture.
 
     Mirrors vllm/engine/arg_utils.py::EngineArgs.get_batch_defaults, for the API server, and
+    ._set_default_max_num_seqs_and_batched_tokens_args; and
     vllm/config/cache.py::CacheConfig.gpu_memory_utilization (0.33).
     """
     if gpu.memory_bytes >= 160 * _GIB:
@@ -65,7 +72,7 @@ def defaults_for(gpu: Gpu) -> GpuDefaults:
         tokens, sequences = 8192, 1024
     else:
         tokens, sequences = 2048, 256
-    return GpuDefaults(tokens, sequences, 0.92)
+    return GpuDefaults(max(tokens, _LARGEST_ITEM.get(architecture or "", 0)), sequences, 0.92)
 
 
 def find_gpu(name: str) -> Gpu:

@@ -385,7 +385,7 @@ def read_question(values: dict[str, Any], *, needs_memory: bool = True) -> Quest
         )
     options = given_values(values, (*model_option_names(values), *_ANYWHERE))
     if values["gpu"] is not None:
-        tokens = defaults_for(values["gpu"]).max_num_batched_tokens
+        tokens = defaults_for(values["gpu"], model.architecture).max_num_batched_tokens
         options.setdefault("max_num_batched_tokens", tokens)
     options["device_capability"] = _capability(values)
     return ModelQuestion(

@@ -262,6 +262,7 @@ def _is_given(name: str) -> bool:
 
 def _gpus(values: dict[str, Any]) -> dict[str, list[Estimated]]:
     """The GPUs for each model, with the estimate of its memory there."""
+    from kvplan.offline import models
     from kvplan.offline.cli.sweep_grid import Estimated
 
     found: dict[str, list[Estimated]] = {}
@@ -273,7 +274,7 @@ def _gpus(values: dict[str, Any]) -> dict[str, list[Estimated]]:
                 raise BadInput(f"--gpu: {error}") from None
             estimate = estimate_of(values | {"gpu": gpu})
             assert estimate is not None
-            defaults = defaults_for(gpu)
+            defaults = defaults_for(gpu, models.load(model).architecture)
             found.setdefault(model, []).append(
                 Estimated(
                     name,
