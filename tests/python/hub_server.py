@@ -17,6 +17,7 @@ class HubServer:
         gated: Repositories whose terms were not accepted.
         status: A status for every answer, e.g. 503, or None.
         asked: (method, path) of every request so far.
+        sent: Bytes of the bodies so far.
     """
 
     def __init__(self) -> None:
@@ -24,6 +25,7 @@ class HubServer:
         self.gated: set[str] = set()
         self.status: int | None = None
         self.asked: list[tuple[str, str]] = []
+        self.sent = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -83,6 +85,7 @@ class HubServer:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 if with_body:
+                    server.sent += len(body)
                     self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:

@@ -188,6 +188,9 @@ GPU = ("--tp", "4", "--gpu", "H100", "--json")
 ROTARY = 131072 * 128 * 2
 
 
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
 def held(result):
     """Bytes of weights on a rank."""
     (budget,) = json.loads(result.stdout)["budget"]
@@ -208,13 +211,50 @@ def test_weights_from_the_index(hub, ask):
 
 def test_weights_from_the_header_of_a_single_file(hub, ask):
     header = json.dumps(
-        {"a": {"dtype": "U8", "shape": [1 << 20], "data_offsets": [0, 1 << 20]}}
+        {UP: {"dtype": "U8", "shape": [1 << 20], "data_offsets": [0, 1 << 20]}}
     ).encode()
     file = len(header).to_bytes(8, "little") + header + bytes(1 << 20)
     hub.files[REPO, "main", "model.safetensors"] = file
     result = ask("plan", REPO, *GPU)
     assert result.returncode == FITS, result.stderr
     assert held(result) == pytest.approx((1 << 18) + ROTARY, rel=1e-4)
+
+
+def shard(name, rows):
+    """A safetensors file of one bfloat16 tensor of so many rows of 1,024."""
+    stored = rows * 1024 * 2
+    entry = {"dtype": "BF16", "shape": [rows, 1024], "data_offsets": [0, stored]}
+    header = json.dumps({name: entry}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(stored)
+
+
+def test_weights_from_the_headers_of_shards(hub, ask):
+    """Split as their names say, and only their headers are fetched."""
+    shards = {
+        UP: 4096,  # over the TP ranks
+        "model.layers.0.input_layernorm.weight": 2048,  # on each of them
+    }
+    index = {"metadata": {"total_size": 1}, "weight_map": {}}
+    for number, (name, rows) in enumerate(shards.items()):
+        file = f"model-{number}.safetensors"
+        hub.files[REPO, "main", file] = shard(name, rows)
+        index["weight_map"][name] = file
+    hub.files[REPO, "main", "model.safetensors.index.json"] = json.dumps(index).encode()
+    before = hub.sent
+    result = ask("plan", REPO, *GPU)
+    assert result.returncode == FITS, result.stderr
+    assert held(result) == (4096 // 4 + 2048) * 1024 * 2 + ROTARY
+    assert hub.sent - before < 1 << 20
+    (budget,) = json.loads(result.stdout)["budget"]
+    (part,) = [part for part in budget["parts"] if part["name"] == "weights"]
+    assert "headers on the Hub" in part["source"]
+
+
+def test_a_damaged_header_on_the_hub(hub, ask):
+    hub.files[REPO, "main", "model.safetensors"] = bytes(64)
+    result = ask("plan", REPO, *GPU)
+    assert result.returncode != FITS
+    assert "model.safetensors" in result.stderr
 
 
 def test_no_weights_on_the_hub(ask):

@@ -1,12 +1,14 @@
 """The tensors of a checkpoint, from the headers of its safetensors files.
 
-Of a model on the Hub only its index, or one header, is fetched.
+Of a model on the Hub only its index and the headers of its files are fetched.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 #: An index lists tensor names, and so does a header; none is near this.
 MAX_INDEX_BYTES = 256 << 20
+#: Headers that are fetched at once.
+_AT_ONCE = 8
 _BITS = {"F64": 64, "I64": 64, "U64": 64, "I32": 32, "U32": 32, "I16": 16, "U16": 16, "F4": 4}
 #: Dtypes that loading casts to the model's; the tensors below keep theirs.
 _CAST = ("F32", "F16", "BF16")
@@ -68,23 +72,44 @@ def indexed_bytes(index: Path) -> int:
     return total
 
 
+@cache
+def hub_tensors(model: HubModel) -> list[Parameter] | None:
+    """Every tensor of a Hub model's safetensors files, or None where it has none.
+
+    Only headers are fetched, several at once and once a process; what the cache has is read there.
+
+    Raises:
+        ModelError: They cannot be had.
+    """
+    try:
+        index = _read_index(model.download(INDEX, MAX_INDEX_BYTES))
+        files = sorted(set(index.get("weight_map", {}).values()))
+    except FileNotOnHub:
+        files = [SINGLE_FILE]
+
+    def of_file(name: str) -> list[Parameter]:
+        cached = model.cached(name)
+        if cached is not None:
+            return _tensors(cached)
+        return [_parameter(*tensor) for tensor in model.tensors(name)]
+
+    if not files:
+        return None
+    try:
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            return [parameter for found in threads.map(of_file, files) for parameter in found]
+    except FileNotOnHub:
+        return None
+
+
 def hub_bytes(model: HubModel) -> int | None:
-    """The size of a Hub model's weights, or None where it has no safetensors files.
+    """The size of a Hub model's weights by its index, or None where it has none.
 
     Raises:
         ModelError: It cannot be had.
     """
-    cached = model.cached(SINGLE_FILE)
-    if cached is not None:
-        with cached.open("rb") as stream:
-            header = int.from_bytes(stream.read(8), "little")
-        return max(0, cached.stat().st_size - 8 - header)
     try:
         return indexed_bytes(model.download(INDEX, MAX_INDEX_BYTES))
-    except FileNotOnHub:
-        pass
-    try:
-        return model.tensor_bytes(SINGLE_FILE)
     except FileNotOnHub:
         return None
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvplan.offline.budget.checkpoint import INDEX, checkpoint_tensors, hub_bytes, indexed_bytes
+from kvplan.offline.budget.checkpoint import (
+    INDEX,
+    checkpoint_tensors,
+    hub_bytes,
+    hub_tensors,
+    indexed_bytes,
+)
 from kvplan.offline.budget.parameters import Parameter, parameters
 from kvplan.offline.budget.quantization import quantized
 from kvplan.offline.budget.sharding import Placement, bytes_on_rank, mtp_tensors, stored_bytes
 from kvplan.offline.models.config_file import builtin_models, model_on_hub, snapshot_directory
 from kvplan.offline.models.config_view import MAX_LAYERS, ConfigView
 from kvplan.offline.models.drafter_method import WITHOUT_CACHE, speculative_method
+from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.layers import MLALayer
 from kvplan.offline.models.options import ModelOptions
 from kvplan.offline.models.parallel import pipeline_stages
@@ -88,6 +95,16 @@ def _found(model: ModelConfig) -> tuple[list[Parameter] | None, int | None, str]
     on_hub = model_on_hub(model.source)
     path = Path(model.source)
     if on_hub is not None:
+        try:
+            tensors = hub_tensors(on_hub)
+        except ModelError:
+            # Offline, say, with the index in the cache.
+            total = hub_bytes(on_hub)
+            if total is None:
+                raise
+            return None, total, "the Hub's index"
+        if tensors is not None:
+            return tensors, None, "the headers on the Hub"
         total = hub_bytes(on_hub)
         return None, total, "the config" if total is None else "the Hub's index"
     if model.source not in builtin_models() and path.exists():

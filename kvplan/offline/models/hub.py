@@ -86,8 +86,8 @@ class HubModel:
         )
         return Path(path) if isinstance(path, str) else None
 
-    def tensor_bytes(self, filename: str) -> int:
-        """Bytes of the tensors in a safetensors file, of which only the header is fetched.
+    def tensors(self, filename: str) -> list[tuple[str, list[int], str]]:
+        """Name, shape and dtype of a safetensors file's tensors; only its header is fetched.
 
         Raises:
             FileNotOnHub: If the model has no such file.
@@ -98,7 +98,7 @@ class HubModel:
             header = hub.HfApi(library_name="kvplan").parse_safetensors_file_metadata(
                 self.repo_id, filename, revision=self.revision
             )
-        return sum(end - start for start, end in (t.data_offsets for t in header.tensors.values()))
+        return [(name, list(t.shape), t.dtype) for name, t in header.tensors.items()]
 
     def _metadata(self, filename: str) -> Any:
         hub = self._library()
