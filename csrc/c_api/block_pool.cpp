@@ -149,6 +149,16 @@ kvplan_status kvplan_pool_move_hashes(kvplan_pool* pool, int32_t source, int32_t
   return guarded([&] { deref(pool, "pool").pool.move_block_hashes(source, destination); });
 }
 
+kvplan_status kvplan_pool_set_eviction_hook(kvplan_pool* pool, kvplan_on_eviction on_eviction,
+                                            void* user) {
+  return guarded([&] {
+    kvplan::BlockPool& p = deref(pool, "pool").pool;
+    if (on_eviction == nullptr) return p.set_eviction_hook(nullptr);
+    p.set_eviction_hook(
+        [=](std::span<const int32_t> blocks) { on_eviction(user, blocks.data(), blocks.size()); });
+  });
+}
+
 kvplan_status kvplan_pool_unpin(kvplan_pool* pool, const int32_t* blocks, size_t count,
                                 kvplan_on_reuse on_reuse, void* user) {
   return guarded([&] {

@@ -360,6 +360,17 @@ kvplan_status kvplan_manager_find_prefix_for_connector(const kvplan_manager* man
   });
 }
 
+kvplan_status kvplan_manager_hold_prefix(kvplan_manager* manager, int32_t request,
+                                         int64_t max_tokens, kvplan_hit* hit) {
+  return guarded([&] {
+    core_of(manager).hold_prefix(RequestHandle{request}, max_tokens, deref(hit, "hit").hit);
+  });
+}
+
+kvplan_status kvplan_manager_release_hold(kvplan_manager* manager, int32_t request) {
+  return guarded([&] { core_of(manager).release_hold(RequestHandle{request}); });
+}
+
 kvplan_status kvplan_manager_truncate_prefix(const kvplan_manager* manager, kvplan_hit* hit,
                                              int64_t num_tokens) {
   return guarded([&] { core_of(manager).truncate_prefix(deref(hit, "hit").hit, num_tokens); });
@@ -494,7 +505,21 @@ kvplan_status kvplan_manager_commit(kvplan_manager* manager, int32_t request,
   });
 }
 
+kvplan_status kvplan_manager_fork(kvplan_manager* manager, int32_t request,
+                                  int64_t num_computed_tokens, int32_t* made) {
+  return guarded([&] {
+    deref(made, "made");
+    const auto child = core_of(manager).fork(RequestHandle{request}, num_computed_tokens);
+    *made = child ? static_cast<int32_t>(*child) : -1;
+  });
+}
+
 // Release.
+
+kvplan_status kvplan_manager_revert(kvplan_manager* manager, int32_t request,
+                                    int64_t num_computed_tokens) {
+  return guarded([&] { core_of(manager).revert(RequestHandle{request}, num_computed_tokens); });
+}
 
 kvplan_status kvplan_manager_remove_skipped_blocks(kvplan_manager* manager, int32_t request,
                                                    int64_t num_processed_tokens,
@@ -611,6 +636,15 @@ kvplan_status kvplan_manager_take_events(kvplan_manager* manager, const kvplan_e
   return guarded([&] {
     kvplan_manager& m = deref(manager, "manager");
     take_events(m.core, m.events, events, count);
+  });
+}
+
+kvplan_status kvplan_manager_get_counters(const kvplan_manager* manager,
+                                          kvplan_manager_counters* out) {
+  return guarded([&] {
+    const kvplan::CacheManagerCounters c = core_of(manager).counters();
+    write_struct(out, {0, c.num_requests, c.num_free_blocks, c.num_cached_hashes,
+                       c.num_queried_tokens, c.num_hit_tokens});
   });
 }
 

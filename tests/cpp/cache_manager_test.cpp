@@ -239,6 +239,17 @@ TEST_F(FullAndWindow, HeldPrefixSurvivesOthers) {
   EXPECT_EQ(manager.pool().num_free_blocks(), 99);
 }
 
+TEST_F(FullAndWindow, TheEndOfAPrefixIsEvictedFirst) {
+  const RequestHandle request = admit(100);
+  manager.free(request);
+  const std::vector<BlockId> order = manager.pool().free_block_ids();
+  // What holds no whole block goes first, then each group's blocks from the last to the first.
+  EXPECT_EQ(order[0], 14);
+  EXPECT_EQ(order[1], 7);
+  const std::vector<BlockId> cached(order.end() - 12, order.end());
+  EXPECT_EQ(cached, (std::vector<BlockId>{6, 5, 4, 3, 2, 1, 13, 12, 11, 10, 9, 8}));
+}
+
 TEST_F(FullAndWindow, ForkSharesWhatIsFullAndCopiesTheRest) {
   const RequestHandle parent = admit(100);
   const std::optional<RequestHandle> child = manager.fork(parent, 100);

@@ -548,6 +548,67 @@ static void manages_requests(void) {
   kvplan_hit_destroy(hit);
 }
 
+static void counts_evicted(void* user, const int32_t* blocks, size_t count) {
+  size_t* evicted = user;
+  REQUIRE(blocks[0] != 0);
+  *evicted += count;
+}
+
+static void holds_forks_and_reverts(void) {
+  kvplan_manager* manager = make_manager(40);
+  kvplan_manager_counters counters;
+  kvplan_request_tokens tokens = {0};
+  kvplan_allocation allocation = {0};
+  kvplan_hit* hit = NULL;
+  kvplan_pool* pool = NULL;
+  const kvplan_block_copy* copies;
+  int32_t blocks[39];
+  int32_t request;
+  int32_t child;
+  int32_t fits;
+  int64_t num_found;
+  size_t evicted = 0;
+  size_t count;
+  REQUIRE(kvplan_hit_create(&hit) == KVPLAN_OK);
+  request = admit(manager, hit, &num_found);
+  REQUIRE(kvplan_manager_fork(manager, request, 100, &child) == KVPLAN_OK && child == 1);
+  REQUIRE(kvplan_manager_fork(manager, request, 100, NULL) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_manager_fork(manager, 7, 100, &child) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_manager_take_copies(manager, &copies, &count) == KVPLAN_OK && count == 2);
+  REQUIRE(kvplan_manager_pool(manager, &pool) == KVPLAN_OK);
+  REQUIRE(kvplan_pool_free(pool, &copies[0].source, 2) == KVPLAN_OK);
+  REQUIRE(kvplan_pool_free(pool, &copies[1].source, 2) == KVPLAN_OK);
+  REQUIRE(kvplan_manager_remove_request(manager, 1) == KVPLAN_OK);
+
+  SIZED(tokens)->num_tokens = 120;
+  tokens.num_prompt_tokens = tokens.num_computed_tokens = 100;
+  SIZED(allocation)->num_new_tokens = 20;
+  REQUIRE(kvplan_manager_allocate(manager, request, &tokens, &allocation, NULL, &fits) ==
+          KVPLAN_OK);
+  REQUIRE(kvplan_manager_block_ids(manager, request, 0, NULL, 0, &count) == KVPLAN_OK &&
+          count == 8);
+  REQUIRE(kvplan_manager_revert(manager, request, 100) == KVPLAN_OK);
+  REQUIRE(kvplan_manager_block_ids(manager, request, 0, NULL, 0, &count) == KVPLAN_OK &&
+          count == 7);
+  REQUIRE(kvplan_manager_revert(manager, request, -1) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_manager_free(manager, request) == KVPLAN_OK);
+
+  REQUIRE(kvplan_manager_hold_prefix(manager, request, 99, hit) == KVPLAN_OK);
+  REQUIRE(kvplan_manager_get_counters(manager, SIZED(counters)) == KVPLAN_OK);
+  REQUIRE(counters.num_requests == 1 && counters.num_free_blocks == 39 - 8);
+  REQUIRE(counters.num_queried_tokens == 100 && counters.num_hit_tokens == 0);
+  REQUIRE(kvplan_manager_release_hold(manager, request) == KVPLAN_OK);
+  REQUIRE(kvplan_pool_set_eviction_hook(NULL, counts_evicted, &evicted) == KVPLAN_INVALID_ARGUMENT);
+  REQUIRE(kvplan_pool_set_eviction_hook(pool, counts_evicted, &evicted) == KVPLAN_OK);
+  REQUIRE(kvplan_pool_allocate(pool, blocks, 39) == KVPLAN_OK);
+  REQUIRE(evicted == 12);
+  REQUIRE(kvplan_pool_set_eviction_hook(pool, NULL, NULL) == KVPLAN_OK);
+  REQUIRE(kvplan_pool_free(pool, blocks, 39) == KVPLAN_OK);
+  kvplan_pool_destroy(pool);
+  kvplan_manager_destroy(manager);
+  kvplan_hit_destroy(hit);
+}
+
 /* Each call is refused, and nothing changes. */
 static void refuses_bad_calls_of_the_manager(void) {
   kvplan_manager* manager = make_manager(20);
@@ -733,6 +794,7 @@ int main(int argc, char** argv) {
   unpins_and_moves_hashes();
   finds_evicts_and_tells();
   manages_requests();
+  holds_forks_and_reverts();
   refuses_bad_calls_of_the_manager();
   speaks_with_other_versions();
   puts("ok");

@@ -149,3 +149,30 @@ def test_the_manager_of_a_plan():
     assert not kvplan.CacheManager.from_plan(plan, enable_caching=False).pool.enable_caching
     with pytest.raises(TypeError, match=r"kvplan\.Plan, not dict"):
         kvplan.CacheManager.from_plan({})
+
+
+def test_held_prefixes_forks_and_reverted_steps(manager):
+    request, _, _ = admit(manager, 100)
+    child = manager.fork(request, 100)
+    copies = manager.take_copies()
+    assert copies == [(7, 15), (14, 16)]
+    for copy in copies:
+        manager.pool.free_blocks(copy)
+    assert [ids[-1] for ids in manager.block_ids(child)] == [15, 16]
+    manager.remove_request(child)
+    more = {"num_tokens": 120, "num_prompt_tokens": 100, "num_computed_tokens": 100}
+    manager.allocate(request, 20, **more)
+    assert len(manager.block_ids(request)[0]) == 8
+    manager.revert(request, 100)
+    assert len(manager.block_ids(request)[0]) == 7
+    manager.free(request)
+    assert manager.hold_prefix(request, 99).num_tokens == 96
+    assert manager.pool.num_free_blocks == 99 - 8
+    manager.release_hold(request)
+    assert manager.pool.num_free_blocks == 99
+    everything = manager.pool.get_new_blocks(manager.pool.num_free_blocks)
+    manager.pool.free_blocks(everything)
+    request, _, _ = admit(manager, 100)
+    others = manager.pool.get_new_blocks(manager.pool.num_free_blocks)
+    assert manager.fork(request, 100) is None
+    manager.pool.free_blocks(others)

@@ -285,6 +285,20 @@ void bind_lookup(py::class_<CacheManager>& manager) {
           },
           py::arg("request"), py::arg("max_tokens"),
           "Mirrors KVCacheManager.get_computed_blocks_for_connector (0.33).")
+      .def(
+          "hold_prefix",
+          [](CacheManager& m, int64_t request, int64_t max_tokens) {
+            PrefixHit hit;
+            m.hold_prefix(handle(request), max_tokens, hit);
+            return hit;
+          },
+          py::arg("request"), py::arg("max_tokens"),
+          "find_prefix, and holds what it found until allocate takes it over, or release_hold, "
+          "free "
+          "or remove_request lets it go.")
+      .def(
+          "release_hold", [](CacheManager& m, int64_t request) { m.release_hold(handle(request)); },
+          py::arg("request"))
       .def("truncate_prefix", &CacheManager::truncate_prefix, py::arg("hit"), py::arg("num_tokens"),
            "Shortens a hit in place to a multiple of every block.")
       .def(
@@ -390,6 +404,24 @@ block. Returns (requests scheduled, blocks appended, "done" | "no_blocks" | "no_
 
 void bind_release(py::class_<CacheManager>& manager) {
   manager
+      .def(
+          "fork",
+          [](CacheManager& m, int64_t request, int64_t computed) -> std::optional<int32_t> {
+            const std::optional<RequestHandle> made = m.fork(handle(request), computed);
+            return made ? std::optional(static_cast<int32_t>(*made)) : std::nullopt;
+          },
+          py::arg("request"), py::arg("num_computed_tokens"),
+          "A second request with the first tokens of this one; take_copies has what both write. "
+          "None "
+          "if the pool has no blocks for the copies.")
+      .def(
+          "revert",
+          [](CacheManager& m, int64_t request, int64_t computed) {
+            m.revert(handle(request), computed);
+          },
+          py::arg("request"), py::arg("num_computed_tokens"),
+          "Takes back what the request got and cached for later tokens: its last steps did not "
+          "happen.")
       .def(
           "remove_skipped_blocks",
           [](CacheManager& m, int64_t request, int64_t processed, std::optional<int64_t> prompt) {

@@ -254,6 +254,12 @@ KVPLAN_C_API kvplan_status kvplan_pool_move_hashes(kvplan_pool* pool, int32_t so
                                                    int32_t destination);
 /* Told that the contents of a block are given up; `group` is 0 in a pool without slices. */
 typedef void (*kvplan_on_reuse)(void* user, uint16_t group, int32_t block);
+/* Told of cached blocks that are about to be reused, while they still have their hashes. It may
+ * read the pool and not change it. Null: nobody is told. */
+typedef void (*kvplan_on_eviction)(void* user, const int32_t* blocks, size_t count);
+KVPLAN_C_API kvplan_status kvplan_pool_set_eviction_hook(kvplan_pool* pool,
+                                                         kvplan_on_eviction on_eviction,
+                                                         void* user);
 /* Like kvplan_pool_free, but the blocks are reused last, and on_reuse is called when they are, or
  * when the prefix cache is reset. `user` must live until then, or as long as the pool. No null
  * blocks. */
@@ -503,6 +509,11 @@ KVPLAN_C_API kvplan_status kvplan_manager_find_prefix_for_connector(const kvplan
                                                                     int32_t request,
                                                                     int64_t max_tokens,
                                                                     kvplan_hit* hit);
+/* The same, and holds what it found until an allocation takes the hit over, or until it is
+ * released, the request freed or removed. */
+KVPLAN_C_API kvplan_status kvplan_manager_hold_prefix(kvplan_manager* manager, int32_t request,
+                                                      int64_t max_tokens, kvplan_hit* hit);
+KVPLAN_C_API kvplan_status kvplan_manager_release_hold(kvplan_manager* manager, int32_t request);
 /* Shortens a hit to a multiple of every block. */
 KVPLAN_C_API kvplan_status kvplan_manager_truncate_prefix(const kvplan_manager* manager,
                                                           kvplan_hit* hit, int64_t num_tokens);
@@ -628,8 +639,16 @@ KVPLAN_C_API kvplan_status kvplan_manager_commit(kvplan_manager* manager, int32_
                                                  const kvplan_request_tokens* tokens,
                                                  int64_t num_computed_tokens);
 
+/* A second request with the first num_computed_tokens tokens of this one; what both write is
+ * copied. *made is -1 if the pool has no blocks for the copies. */
+KVPLAN_C_API kvplan_status kvplan_manager_fork(kvplan_manager* manager, int32_t request,
+                                               int64_t num_computed_tokens, int32_t* made);
+
 /* Release. */
 
+/* Takes back what the request got and cached for tokens after the first num_computed_tokens. */
+KVPLAN_C_API kvplan_status kvplan_manager_revert(kvplan_manager* manager, int32_t request,
+                                                 int64_t num_computed_tokens);
 /* num_prompt_tokens: -1 where it is not known. */
 KVPLAN_C_API kvplan_status kvplan_manager_remove_skipped_blocks(kvplan_manager* manager,
                                                                 int32_t request,
@@ -689,6 +708,17 @@ KVPLAN_C_API kvplan_status kvplan_manager_finalize_partial_tails(
     int64_t num_in_flight_tokens, const kvplan_boundary_state** states, size_t* count);
 KVPLAN_C_API kvplan_status kvplan_manager_take_events(kvplan_manager* manager,
                                                       const kvplan_event** events, size_t* count);
+typedef struct kvplan_manager_counters {
+  size_t struct_size;
+  int64_t num_requests;
+  int64_t num_free_blocks;
+  int64_t num_cached_hashes;
+  int64_t num_queried_tokens; /* of all lookups that were recorded, never reset */
+  int64_t num_hit_tokens;
+} kvplan_manager_counters;
+/* For any thread, while another one calls the manager. */
+KVPLAN_C_API kvplan_status kvplan_manager_get_counters(const kvplan_manager* manager,
+                                                       kvplan_manager_counters* out);
 /* KVPLAN_BLOCK_POOL if tables, pool and counters contradict each other. */
 KVPLAN_C_API kvplan_status kvplan_manager_check_invariants(const kvplan_manager* manager);
 
