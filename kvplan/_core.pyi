@@ -1465,9 +1465,17 @@ class CacheManager:
         """
         Mirrors KVCacheManager.get_computed_blocks_for_connector (0.33).
         """
+    def fork(self, request: int, num_computed_tokens: int) -> int | None:
+        """
+        A second request with the first tokens of this one; take_copies has what both write. None if the pool has no blocks for the copies.
+        """
     def free(self, request: int) -> None:
         """
         Frees all blocks; the request stays known and can be allocated again.
+        """
+    def hold_prefix(self, request: int, max_tokens: int) -> PrefixHit:
+        """
+        find_prefix, and holds what it found until allocate takes it over, or release_hold, free or remove_request lets it go.
         """
     def new_step_starts(self) -> None: ...
     def num_blocks_for_computed_tokens(
@@ -1503,6 +1511,7 @@ class CacheManager:
     def record_prefix_cache_stats(
         self, num_tokens: int, num_hits: int, preempted: bool = False
     ) -> None: ...
+    def release_hold(self, request: int) -> None: ...
     def remove_request(self, request: int) -> None:
         """
         Frees what the request holds, and forgets it.
@@ -1516,6 +1525,10 @@ class CacheManager:
     def reset_prefix_cache(self) -> bool:
         """
         Forgets everything cached; False, and nothing happens, while a block is in use.
+        """
+    def revert(self, request: int, num_computed_tokens: int) -> None:
+        """
+        Takes back what the request got and cached for later tokens: its last steps did not happen.
         """
     def schedule(
         self,
