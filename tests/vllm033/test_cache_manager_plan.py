@@ -66,7 +66,7 @@ def make_plan(name, **changes):
     # Hits of a few blocks, whatever their size.
     scale = max(1, scheduler_arguments(plan(8192, None))["scheduler_block_size"] // 32)
     num_blocks = plan(200 * scale, None).request_blocks
-    return plan(200 * scale, num_blocks + num_blocks // 2 + 20), scale
+    return plan(200 * scale, 3 * num_blocks + 20), scale
 
 
 def scheduler_arguments(plan):
