@@ -1883,6 +1883,7 @@ class DeviceTables:
         cp_size: int = 1,
         cp_rank: int = 0,
         cp_interleave: int = 1,
+        row_claims: int = 0,
     ) -> None: ...
     def __reduce__(self) -> tuple: ...
 

@@ -8,23 +8,42 @@
 
 // A step of a batch: blocks for its tokens, and where they go. See steps.h. An item is a group of a
 // request; their order is that in which the pool hands out blocks.
+//
+// The step has three parts, so that a device can run each with all its thread blocks:
+//
+// 1. count: what each item drops and needs, from its own row alone (any number of teams);
+// 2. admit: which requests get their blocks, and where in the pool (one team);
+// 3. fill: tables and slots, each entry and slot by itself (any number of teams).
 namespace kvplan::cuda {
 
 /// Request by request and group by group.
 struct ItemsByRequest {
   int64_t num_requests;
   int32_t num_groups;
-  KVPLAN_STEP int64_t request(int64_t item) const { return item / num_groups; }
-  KVPLAN_STEP int32_t group(int64_t item) const { return static_cast<int32_t>(item % num_groups); }
+  // Items are below 2^31: a division of 32 bits is a fifth of one of 64.
+  KVPLAN_STEP int64_t request(int64_t item) const {
+    return static_cast<uint32_t>(item) / static_cast<uint32_t>(num_groups);
+  }
+  KVPLAN_STEP int32_t group(int64_t item) const {
+    return static_cast<int32_t>(static_cast<uint32_t>(item) % static_cast<uint32_t>(num_groups));
+  }
+  KVPLAN_STEP int64_t item(int64_t request, int32_t group) const {
+    return request * num_groups + group;
+  }
 };
 
 /// Group by group, as `SliceDemands` counts them.
 struct ItemsByGroup {
   int64_t num_requests;
   int32_t num_groups;
-  KVPLAN_STEP int64_t request(int64_t item) const { return item % num_requests; }
+  KVPLAN_STEP int64_t request(int64_t item) const {
+    return static_cast<uint32_t>(item) % static_cast<uint32_t>(num_requests);
+  }
   KVPLAN_STEP int32_t group(int64_t item) const {
-    return static_cast<int32_t>(item / num_requests);
+    return static_cast<int32_t>(static_cast<uint32_t>(item) / static_cast<uint32_t>(num_requests));
+  }
+  KVPLAN_STEP int64_t item(int64_t request, int32_t group) const {
+    return group * num_requests + request;
   }
 };
 
@@ -46,54 +65,55 @@ KVPLAN_STEP void release_slices(Team& team, const SlicedPool& pool, int64_t coun
   release_steps(team, pool, count, slice_at);
 }
 
-/// Takes `needed(item)` blocks for each item, for each request in turn all or none, and calls
-/// `put(item, k, id)` for the k-th of an item. `fail(r)` makes the request's items need none.
-/// workspace: starts of the items first.
-template <class Team, class Needed, class Fail, class Put>
-KVPLAN_STEP void take_for_items(Team& team, const Pool& pool, const ItemsByRequest& items,
-                                int64_t* workspace, Needed needed, Fail fail, Put put) {
-  const int64_t num_items = items.num_requests * items.num_groups;
-  const int64_t num_free = pool.state[kNumFree];
-  int64_t* const starts = workspace;
-  const auto add_up = [&] {
-    const int64_t sum = team.scan(
-        num_items, needed, [&](int64_t item, int64_t before, int64_t) { starts[item] = before; });
-    team.once([&] { starts[num_items] = sum; });
-    return sum;
-  };
-  int64_t total = add_up();
-  if (total > num_free) {
-    // Rare, and each answer depends on those before it.
-    team.once([&] {
-      int64_t left = num_free;
-      for (int64_t r = 0; r < items.num_requests; ++r) {
-        const int64_t count = starts[(r + 1) * items.num_groups] - starts[r * items.num_groups];
-        if (count > left) {
-          fail(r);
-        } else {
-          left -= count;
-        }
-      }
-    });
-    total = add_up();
-  }
-  team.for_each(total, [&](int64_t k) {
-    const int64_t item = owner_of(starts, num_items, k);
-    put(item, k - starts[item], take(pool, num_free, k));
-  });
-  team.once([&] { pool.state[kNumFree] = static_cast<int32_t>(num_free - total); });
-}
+/// What an item has and gets: entry `begin` is the first new one, those from `in_use` to it are
+/// null.
+struct ItemRange {
+  int32_t begin;
+  int32_t in_use;
+};
 
-template <class Team, class Needed, class Fail, class Put>
-KVPLAN_STEP void take_for_items(Team& team, const SlicedPool& pool, const ItemsByGroup& items,
-                                int64_t* workspace, Needed needed, Fail fail, Put put) {
-  const int64_t num_items = items.num_requests * items.num_groups;
-  const SliceDemands d =
-      slice_demands(items.num_requests, items.num_groups, workspace, workspace + num_items + 1);
-  const int64_t total =
-      admit_slices(team, pool, d, INT64_MAX, needed, [&](int64_t r, int32_t) { fail(r); });
-  take_slices(team, pool, d, total, put);
-}
+/// Sums of a number for each item, in two levels: within a tile of items, and of the tiles.
+struct ItemSums {
+  int64_t* before;  ///< [items] in the item's tile
+  int64_t* tiles;   ///< [tiles] each tile's sum, then what is before it
+  uint32_t tile;    ///< items
+
+  KVPLAN_STEP int64_t start(int64_t item) const {
+    return tiles[static_cast<uint32_t>(item) / tile] + before[item];
+  }
+
+  /// The item that has number k, of `num_items`.
+  KVPLAN_STEP int64_t owner(int64_t num_items, int64_t k) const {
+    const int64_t t = owner_of(tiles, ceil_div(num_items, tile), k);
+    const int64_t first = t * tile;
+    const int64_t left = num_items - first;
+    return first + owner_of(before + first, left < tile ? left : tile, k - tiles[t]);
+  }
+};
+
+/// Entries of an item from which on each is for a thread of its own.
+inline constexpr int32_t kLongItem = 3;
+
+/// A long item, beside the entries of the items of a tile.
+inline constexpr int64_t kOneLong = int64_t{1} << 48;
+
+/// Bits of `Admitted::flags`.
+enum AppendFlag : int32_t {
+  kRefused = 1,  ///< a request that was sound by itself is not in this batch
+  kUneven = 2,   ///< requests have different numbers of tokens
+  kLong = 4,     ///< an item gets `kLongItem` entries or more
+  kNotAll = 8,   ///< the pool has not enough for all requests
+};
+
+/// What the parts say to those after them.
+struct Admitted {
+  int64_t num_free;    ///< ids on the stack that the blocks are taken from
+  int64_t num_taken;   ///< from its top
+  int64_t num_tokens;  ///< of the batch
+  int64_t flags;       ///< `AppendFlag`, in its first half
+  KVPLAN_STEP int32_t* flag_word() { return reinterpret_cast<int32_t*>(&flags); }
+  KVPLAN_STEP bool has(AppendFlag flag) const { return (flags & flag) != 0; }
+};
 
 template <class Args>
 KVPLAN_STEP int64_t num_requests_of(const Args& a) {
@@ -102,154 +122,483 @@ KVPLAN_STEP int64_t num_requests_of(const Args& a) {
   return n < 0 ? 0 : (n > a.max_requests ? a.max_requests : n);
 }
 
-/// Where the t-th token of the batch goes in each group, after `append_blocks_steps`.
+/// A step: its arguments, what follows from them alone, and the parts of its workspace.
 template <class Args>
-KVPLAN_STEP void write_slots(const Args& a, int64_t n, int64_t t) {
-  const int64_t* const token_starts = a.workspace;
-  const bool is_token = t < token_starts[n];
-  const int64_t r = is_token ? owner_of(token_starts, n, t) : 0;
-  const int64_t position = is_token ? a.context_lens[r] + (t - token_starts[r]) : 0;
-  const bool has_slots = is_token && a.status[r] == kOk && a.rows[r] >= 0;
-  for (int32_t i = 0; i < a.num_groups; ++i) {
-    const GroupTable& g = a.groups[i];
-    int64_t slot = kPadSlot;
-    if (has_slots && g.slot_mapping) {
-      const LocalPosition local = local_position(position, g.block_size, g.dcp_sharded, a.cp);
-      if (local.is_local) {
-        const int32_t block = table_row(g, a.rows[r])[local.position / g.block_size];
-        slot = slot_of(block, g.block_size, local.position % g.block_size);
-      }
-    }
-    a.slots[i * a.slots_stride + t] = slot;
+struct AppendStep {
+  Args a;
+  int64_t most_tokens;  ///< that a row of every table has room for
+  ItemSums needed;
+  ItemSums dropped;
+  int64_t* token_starts;  ///< [max_requests + 1]
+  int64_t* shifts;        ///< [max_requests] from an item's sum to its place among the taken
+  int64_t* take_starts;   ///< [max_requests + 1] of what each request takes
+  ItemRange* ranges;      ///< [items]
+  Admitted* admitted;     ///< [1]
+  int64_t* slices;        ///< workspace of a sliced pool, of the items' starts and more
+
+  KVPLAN_STEP bool is_used(int64_t r) const { return a.status[r] == kOk && a.rows[r] >= 0; }
+};
+
+/// `tile`: items that a team counts together. The workspace has room for tiles of
+/// `kAppendTileItems` and more.
+template <class Args>
+AppendStep<Args> append_step(const Args& a, uint32_t tile) {
+  const int64_t n = a.max_requests;
+  const int64_t items = n * a.num_groups;
+  int64_t* free = a.workspace;
+  const auto part = [&free](int64_t size) {
+    int64_t* const begin = free;
+    free += size;
+    return begin;
+  };
+  AppendStep<Args> s{};
+  s.a = a;
+  s.most_tokens = INT64_MAX;
+  for (int32_t g = 0; g < a.num_groups; ++g) {
+    const GroupTable& group = a.groups[g];
+    const int64_t entries = group.width - int64_t{group.extra_entries};
+    const int64_t tokens = tokens_per_entry(group.block_size, group.dcp_sharded, a.cp);
+    // Lengths are below 2^32: more tokens an entry make no difference.
+    const int64_t room = (entries > 0 ? entries : 0) * (tokens < UINT32_MAX ? tokens : UINT32_MAX);
+    if (room < s.most_tokens) s.most_tokens = room;
   }
-  if (a.positions != nullptr) a.positions[t] = position;
+  s.token_starts = part(n + 1);
+  s.shifts = part(n + 1);
+  s.take_starts = part(n + 1);
+  const int64_t tiles = ceil_div(items, tile < kAppendTileItems ? tile : kAppendTileItems);
+  s.needed = {part(items), part(tiles), tile};
+  s.dropped = {part(items), part(tiles), tile};
+  s.ranges = reinterpret_cast<ItemRange*>(part(items));
+  s.admitted = reinterpret_cast<Admitted*>(part(4));
+  static_assert(sizeof(Admitted) == 4 * sizeof(int64_t));
+  s.slices = part(0);
+  return s;
 }
 
-/// All of `append_slots` but the slots: blocks, tables, statuses and where each request's tokens
-/// begin.
-template <class Team, class Args>
-KVPLAN_STEP void append_blocks_steps(Team& team, const Args& a) {
-  const auto& pool = a.pool;
-  const int32_t num_groups = a.num_groups;
-  const int64_t n = num_requests_of(a);
-  const int64_t num_items = n * num_groups;
-  const auto items = items_for(pool, n, num_groups);
-  int64_t* const token_starts = a.workspace;
-  int64_t* const item_starts = a.workspace + a.max_requests + 1;
+/// A request by itself: what the batch has no say in.
+template <class Args>
+KVPLAN_STEP int32_t own_status(const AppendStep<Args>& s, const RequestView& q) {
+  if (q.new_tokens > s.a.max_tokens) return kTooManyTokens;
+  if (q.row == -1) return kOk;
+  if (q.row < -1 || q.row >= s.a.num_rows || q.context_len < 0 || q.new_tokens < 0) {
+    return kBadRequest;
+  }
+  return q.context_len + q.new_tokens > s.most_tokens ? kTableTooNarrow : kOk;
+}
 
-  // Which requests are sound, and where their tokens begin.
-  const int64_t num_tokens = team.scan(
-      n,
-      [&](int64_t r) -> int64_t {
-        const int64_t tokens = a.new_tokens[r];
-        return tokens < 0 ? 0 : (tokens > a.max_tokens ? a.max_tokens : tokens);
-      },
-      [&](int64_t r, int64_t before, int64_t tokens) {
-        token_starts[r] = before;
+/// Part 1. `is_used(r, view)`: whether the request counts.
+template <class Team, class Args, class IsUsed>
+KVPLAN_STEP void count_items(Team& team, const AppendStep<Args>& s, IsUsed is_used) {
+  const Args& a = s.a;
+  const int64_t n = num_requests_of(a);
+  const int64_t num_items = n * a.num_groups;
+  const auto items = items_for(a.pool, n, a.num_groups);
+  team.for_each_tile(ceil_div(num_items, s.needed.tile), [&](int64_t t) {
+    const int64_t first = t * s.needed.tile;
+    const int64_t left = num_items - first;
+    const int64_t count = left < s.needed.tile ? left : s.needed.tile;
+    team.scan(
+        count,
+        [&](int64_t i) -> TwoSums {
+          const int64_t item = first + i;
+          const int64_t r = items.request(item);
+          const RequestView q = request_view(a, r);
+          if (!is_used(r, q)) return {0, 0};
+          const GroupTable& g = a.groups[items.group(item)];
+          const int64_t in_use = entries_in_use(g, q.row);
+          const int64_t nulls = null_entries(g, a.cp, q.context_len);
+          const EntryRange range = new_entries(g, a.cp, q, in_use, nulls);
+          s.ranges[item] = {static_cast<int32_t>(range.begin), static_cast<int32_t>(in_use)};
+          return {range.size() + (range.size() >= kLongItem ? kOneLong : 0),
+                  g.window.kind == WindowKind::kNone
+                      ? 0
+                      : dropped_entries(g, q.row, nulls < in_use ? nulls : in_use).size()};
+        },
+        [&](int64_t i, const TwoSums& before, const TwoSums& value) {
+          s.needed.before[first + i] = before.first % kOneLong;
+          s.dropped.before[first + i] = before.second;
+          if (i < count - 1) return;
+          s.needed.tiles[t] = before.first + value.first;
+          s.dropped.tiles[t] = before.second + value.second;
+        });
+  });
+}
+
+/// Before all: nothing is known yet.
+template <class Team, class Args>
+KVPLAN_STEP void begin_step(Team& team, const AppendStep<Args>& s) {
+  team.once([&] { s.admitted->flags = 0; });
+}
+
+/// Beside part 1: the first request of a row has it.
+template <class Team, class Args>
+KVPLAN_STEP void claim_rows(Team& team, const AppendStep<Args>& s) {
+  const Args& a = s.a;
+  if (a.row_claims == nullptr) return;
+  const int64_t n = num_requests_of(a);
+  team.for_each(n, [&](int64_t r) {
+    const RequestView q = request_view(a, r);
+    if (q.row < 0 || own_status(s, q) != kOk) return;
+    team.fetch_max(&a.row_claims[q.row], static_cast<int32_t>(n - r));
+  });
+}
+
+/// Part 2, of the requests: statuses and where their tokens begin.
+template <class Team, class Args>
+KVPLAN_STEP void decide_requests(Team& team, const AppendStep<Args>& s) {
+  const Args& a = s.a;
+  const int64_t n = num_requests_of(a);
+  const auto tokens_of = [&](int64_t r) -> int64_t {
+    const int64_t tokens = a.new_tokens[r];
+    return tokens < 0 || tokens > a.max_tokens ? 0 : tokens;
+  };
+  const int64_t num_tokens =
+      team.scan(n, tokens_of, [&](int64_t r, int64_t before, int64_t tokens) {
+        s.token_starts[r] = before;
         const RequestView q = request_view(a, r);
-        int32_t status = kOk;
-        if (before + tokens > a.max_tokens || q.new_tokens > tokens) {
-          status = kTooManyTokens;
-        } else if (q.row == -1) {
-          status = kOk;
-        } else if (q.row < -1 || q.row >= a.num_rows || q.context_len < 0 || q.new_tokens < 0) {
+        int32_t status = own_status(s, q);
+        int32_t flags = tokens != tokens_of(0) ? kUneven : 0;
+        if (a.row_claims != nullptr && status == kOk && q.row >= 0 &&
+            a.row_claims[q.row] != static_cast<int32_t>(n - r)) {
           status = kBadRequest;
-        } else {
-          for (int32_t g = 0; g < num_groups; ++g) {
-            if (required(a.groups[g], a.cp, q) > a.groups[g].width) status = kTableTooNarrow;
-          }
+          flags |= kRefused;
         }
         a.status[r] = status;
+        if (flags != 0) team.fetch_or(s.admitted->flag_word(), flags);
       });
-  team.for_each(a.max_requests - n + 1, [&](int64_t i) {
-    if (i == 0) token_starts[n] = num_tokens;
-    if (i > 0) a.status[n + i - 1] = kOk;
-  });
-  const auto is_sound = [&](int64_t r) { return a.status[r] == kOk && a.rows[r] >= 0; };
-
-  // Blocks below the windows go back to the pool before any is taken.
-  bool any_window = false;
-  for (int32_t g = 0; g < num_groups; ++g) {
-    any_window = any_window || a.groups[g].window.kind != WindowKind::kNone;
-  }
-  if (any_window) {
-    const auto dropped = [&](int64_t item) -> EntryRange {
-      const int64_t r = items.request(item);
-      const GroupTable& g = a.groups[items.group(item)];
-      if (g.window.kind == WindowKind::kNone || !is_sound(r)) return {0, 0};
-      return dropped_entries(g, a.cp, request_view(a, r));
-    };
-    const int64_t num_dropped = team.scan(
-        num_items, [&](int64_t item) { return dropped(item).size(); },
-        [&](int64_t item, int64_t before, int64_t) { item_starts[item] = before; });
-    if (num_dropped > 0) {
-      release_slices(team, pool, num_dropped, [&](int64_t k) -> Slice {
-        const int64_t item = owner_of(item_starts, num_items, k);
-        const int64_t r = items.request(item);
-        const GroupTable& g = a.groups[items.group(item)];
-        // From the last one to the first, as a request gives back its blocks.
-        const int64_t in_use = entries_in_use(g, a.rows[r]);
-        const int64_t nulls = null_entries(g, a.cp, a.context_lens[r]);
-        const int64_t last = (nulls < in_use ? nulls : in_use) - 1;
-        return {items.group(item), table_row(g, a.rows[r])[last - (k - item_starts[item])]};
-      });
-      team.for_each(num_items, [&](int64_t item) {
-        const EntryRange range = dropped(item);
-        int32_t* entries = range.size() > 0
-                               ? table_row(a.groups[items.group(item)], a.rows[items.request(item)])
-                               : nullptr;
-        for (int64_t j = range.begin; j < range.end; ++j) entries[j] = kNullEntry;
-      });
+  team.once([&] {
+    int64_t sum = num_tokens;
+    if (num_tokens > a.max_tokens) {  // rare, and each answer depends on those before it
+      sum = 0;
+      for (int64_t r = 0; r < n; ++r) {
+        s.token_starts[r] = sum;
+        const int64_t tokens = tokens_of(r);
+        if (sum + tokens > a.max_tokens) {
+          a.status[r] = kTooManyTokens;
+        } else {
+          sum += tokens;
+        }
+      }
+      s.admitted->flags |= kRefused | kUneven;
     }
-  }
-
-  // Blocks for the new tokens.
-  const auto added = [&](int64_t item) {
-    return new_entries(a.groups[items.group(item)], a.cp, request_view(a, items.request(item)));
-  };
-  take_for_items(
-      team, pool, items, item_starts,
-      [&](int64_t item) { return is_sound(items.request(item)) ? added(item).size() : 0; },
-      [&](int64_t r) { a.status[r] = kOutOfBlocks; },
-      [&](int64_t item, int64_t k, int32_t id) {
-        const GroupTable& g = a.groups[items.group(item)];
-        table_row(g, a.rows[items.request(item)])[added(item).begin + k] = id;
-      });
-  team.for_each(num_items, [&](int64_t item) {
-    const int64_t r = items.request(item);
-    if (!is_sound(r)) return;
-    const GroupTable& g = a.groups[items.group(item)];
-    const RequestView q = request_view(a, r);
-    const int64_t in_use = entries_in_use(g, q.row);
-    const EntryRange range = new_entries(g, a.cp, q);
-    const int64_t end = range.end > in_use ? range.end : in_use;
-    int32_t* entries = table_row(g, q.row);
-    for (int64_t j = in_use; j < range.begin && j < end; ++j) entries[j] = kNullEntry;
-    g.num_entries[q.row] = static_cast<int32_t>(end);
+    s.token_starts[n] = sum;
+    s.admitted->num_tokens = sum;
   });
-  if (a.query_starts != nullptr) {
-    team.for_each(a.max_requests + 1, [&](int64_t r) {
-      a.query_starts[r] = static_cast<int32_t>(r < n ? token_starts[r] : num_tokens);
+}
+
+/// Sums of tiles become what is before them; returns the sums of all: needed, dropped.
+template <class Team, class Args>
+KVPLAN_STEP TwoSums add_tiles(Team& team, const AppendStep<Args>& s, int64_t num_items) {
+  const int64_t tiles = ceil_div(num_items, int64_t{s.needed.tile});
+  return team.scan(
+      tiles,
+      [&](int64_t t) -> TwoSums {
+        return {s.needed.tiles[t] % kOneLong, s.dropped.tiles[t]};
+      },
+      [&](int64_t t, const TwoSums& before, const TwoSums&) {
+        if (s.needed.tiles[t] >= kOneLong) team.fetch_or(s.admitted->flag_word(), kLong);
+        s.needed.tiles[t] = before.first;
+        s.dropped.tiles[t] = before.second;
+      });
+}
+
+/// Part 2, of windows: blocks below them go back to the pool before any is taken.
+template <class Team, class Args>
+KVPLAN_STEP void drop_entries(Team& team, const AppendStep<Args>& s, int64_t total) {
+  if (total == 0) return;
+  const Args& a = s.a;
+  const int64_t n = num_requests_of(a);
+  const int64_t num_items = n * a.num_groups;
+  const auto items = items_for(a.pool, n, a.num_groups);
+  const auto entry_at = [&](int64_t k, int32_t& group) {
+    const int64_t item = s.dropped.owner(num_items, k);
+    const int64_t r = items.request(item);
+    group = items.group(item);
+    const GroupTable& g = a.groups[group];
+    // From the last one to the first, as a request gives back its blocks.
+    const int64_t in_use = s.ranges[item].in_use;
+    const int64_t nulls = null_entries(g, a.cp, a.context_lens[r]);
+    const int64_t last = (nulls < in_use ? nulls : in_use) - 1;
+    return table_row(g, a.rows[r]) + (last - (k - s.dropped.start(item)));
+  };
+  release_slices(team, a.pool, total, [&](int64_t k) -> Slice {
+    int32_t group;
+    const int32_t id = *entry_at(k, group);
+    return {group, id};
+  });
+  team.for_each(total, [&](int64_t k) {
+    int32_t group;
+    *entry_at(k, group) = kNullEntry;
+  });
+}
+
+/// Part 2, of blocks: which requests get them, each in turn all or none, and their places.
+template <class Team, class Args>
+KVPLAN_STEP void admit_requests(Team& team, const AppendStep<Args>& s, const Pool& pool,
+                                int64_t total, int64_t num_free) {
+  const Args& a = s.a;
+  const int64_t n = num_requests_of(a);
+  int64_t taken = total;
+  if (total > num_free) {
+    const auto start = [&](int64_t r) { return r < n ? s.needed.start(r * a.num_groups) : total; };
+    const auto needs = [&](int64_t r) { return a.status[r] == kOk ? start(r + 1) - start(r) : 0; };
+    // A request that needs more than what is left never fits, since that only shrinks. Of the
+    // others all fit before the first that does not: it fails, and those after it are tried with
+    // what is left.
+    int64_t first = 0;
+    int64_t left = num_free;
+    for (;;) {
+      team.for_each(n - first, [&](int64_t i) {
+        if (needs(first + i) > left) a.status[first + i] = kOutOfBlocks;
+      });
+      const int64_t sum = team.scan(
+          n - first, [&](int64_t i) { return needs(first + i); },
+          [&](int64_t i, int64_t before, int64_t count) {
+            if (before > left || before + count <= left) return;
+            a.status[first + i] = kOutOfBlocks;
+            s.shifts[0] = first + i;
+            s.shifts[1] = before;
+          });
+      if (sum <= left) break;
+      first = s.shifts[0] + 1;
+      left -= s.shifts[1];
+    }
+    taken = team.scan(n, needs, [&](int64_t r, int64_t before, int64_t) {
+      s.shifts[r] = before - start(r);
+      s.take_starts[r] = before;
     });
+  }
+  team.once([&] {
+    if (total > num_free) {
+      s.take_starts[n] = taken;
+      s.admitted->flags |= kNotAll;
+    }
+    s.admitted->num_free = num_free;
+    s.admitted->num_taken = taken;
+    pool.state[kNumFree] = static_cast<int32_t>(num_free - taken);
+  });
+}
+
+/// The same for slices, which one team also writes into the tables.
+template <class Team, class Args>
+KVPLAN_STEP void admit_requests(Team& team, const AppendStep<Args>& s, const SlicedPool& pool,
+                                int64_t all, int64_t) {
+  const Args& a = s.a;
+  const int64_t n = num_requests_of(a);
+  const int64_t num_items = n * a.num_groups;
+  const auto items = items_for(pool, n, a.num_groups);
+  const auto needed = [&](int64_t item) {
+    if (!s.is_used(items.request(item))) return int64_t{0};
+    return (item + 1 < num_items ? s.needed.start(item + 1) : all) - s.needed.start(item);
+  };
+  const SliceDemands d = slice_demands(n, a.num_groups, s.slices, s.slices + num_items + 1);
+  const int64_t total = admit_slices(team, pool, d, INT64_MAX, needed,
+                                     [&](int64_t r, int32_t) { a.status[r] = kOutOfBlocks; });
+  take_slices(team, pool, d, total, [&](int64_t item, int64_t k, int32_t id) {
+    const GroupTable& g = a.groups[items.group(item)];
+    table_row(g, a.rows[items.request(item)])[s.ranges[item].begin + k] = id;
+  });
+}
+
+/// Part 2. `is_counted`: part 1 has run, by what each request is by itself.
+template <class Team, class Args>
+KVPLAN_STEP void admit(Team& team, const AppendStep<Args>& s, bool is_counted) {
+  decide_requests(team, s);
+  if (!is_counted || s.admitted->has(kRefused)) {
+    count_items(team, s, [&](int64_t r, const RequestView&) { return s.is_used(r); });
+  }
+  const TwoSums sums = add_tiles(team, s, num_requests_of(s.a) * s.a.num_groups);
+  drop_entries(team, s, sums.second);
+  const int64_t num_free = s.a.pool.state[kNumFree];
+  team.once([] {});  // all have read it before it changes
+  admit_requests(team, s, s.a.pool, sums.first, num_free);
+}
+
+/// Entries that an item takes.
+template <class Args>
+KVPLAN_STEP int64_t num_new(const AppendStep<Args>& s, int64_t item, const RequestView& q,
+                            int32_t group) {
+  const int64_t end = required(s.a.groups[group], s.a.cp, q);
+  return end > s.ranges[item].begin ? end - s.ranges[item].begin : 0;
+}
+
+/// The place of an item's first block among those that are taken.
+template <class Args>
+KVPLAN_STEP int64_t first_taken(const AppendStep<Args>& s, int64_t item, int64_t r) {
+  return s.needed.start(item) + (s.admitted->has(kNotAll) ? s.shifts[r] : 0);
+}
+
+/// The block of entry `entry` of an item's row. Blocks of a sliced pool are in the tables.
+template <class Args>
+KVPLAN_STEP int32_t block_of(const AppendStep<Args>& s, const Pool& pool, int64_t item, int64_t r,
+                             const int32_t* entries, int64_t entry) {
+  const int64_t k = entry - s.ranges[item].begin;
+  if (k < 0) return entries[entry];
+  return taken_id(pool, s.admitted->num_free, first_taken(s, item, r) + k);
+}
+template <class Args>
+KVPLAN_STEP int32_t block_of(const AppendStep<Args>&, const SlicedPool&, int64_t, int64_t,
+                             const int32_t* entries, int64_t entry) {
+  return entries[entry];
+}
+
+/// Part 3, of an item's new entries.
+template <class Args>
+KVPLAN_STEP void put_blocks(const AppendStep<Args>& s, const Pool& pool, int64_t item, int64_t r,
+                            int32_t* entries, int64_t count) {
+  if (count == 0 || count >= kLongItem) return;
+  const int64_t first = first_taken(s, item, r);
+  for (int64_t k = 0; k < count; ++k) entries[k] = take(pool, s.admitted->num_free, first + k);
+}
+template <class Args>
+KVPLAN_STEP void put_blocks(const AppendStep<Args>&, const SlicedPool&, int64_t, int64_t, int32_t*,
+                            int64_t) {}
+
+/// Part 3, of the blocks of long items.
+template <class Team, class Args>
+KVPLAN_STEP void put_long(Team& team, const AppendStep<Args>& s, const Pool& pool) {
+  const Args& a = s.a;
+  if (!s.admitted->has(kLong)) return;
+  const int64_t n = num_requests_of(a);
+  const auto items = items_for(pool, n, a.num_groups);
+  team.for_each(s.admitted->num_taken, [&](int64_t k) {
+    int64_t place = k;  // before some requests got none
+    if (s.admitted->has(kNotAll)) place -= s.shifts[owner_of(s.take_starts, n, k)];
+    const int64_t item = s.needed.owner(n * a.num_groups, place);
+    const int64_t r = items.request(item);
+    const int32_t group = items.group(item);
+    if (num_new(s, item, request_view(a, r), group) < kLongItem) return;
+    const int64_t entry = s.ranges[item].begin + place - s.needed.start(item);
+    table_row(a.groups[group], a.rows[r])[entry] = take(pool, s.admitted->num_free, k);
+  });
+}
+template <class Team, class Args>
+KVPLAN_STEP void put_long(Team&, const AppendStep<Args>&, const SlicedPool&) {}
+
+/// The request of token t of the batch.
+template <class Args>
+KVPLAN_STEP int64_t request_of_token(const AppendStep<Args>& s, int64_t n, int64_t t) {
+  if (s.admitted->has(kUneven)) return owner_of(s.token_starts, n, t);
+  const int64_t each = s.token_starts[1];
+  return each == 1 ? t : t / each;
+}
+
+/// Where token t of the batch goes in a group.
+template <class Args>
+KVPLAN_STEP int64_t slot_of_token(const AppendStep<Args>& s, int64_t n, int64_t t, int32_t group) {
+  const Args& a = s.a;
+  if (t >= s.admitted->num_tokens) return kPadSlot;
+  const int64_t r = request_of_token(s, n, t);
+  const GroupTable& g = a.groups[group];
+  if (!g.slot_mapping || !s.is_used(r)) return kPadSlot;
+  const int64_t position = a.context_lens[r] + (t - s.token_starts[r]);
+  const LocalPosition local = local_position(position, g.block_size, g.dcp_sharded, a.cp);
+  if (!local.is_local) return kPadSlot;
+  const int64_t item = items_for(a.pool, n, a.num_groups).item(r, group);
+  const int32_t block =
+      block_of(s, a.pool, item, r, table_row(g, a.rows[r]), local.position / g.block_size);
+  return slot_of(block, g.block_size, local.position % g.block_size);
+}
+
+/// Part 3, of an item: its entries and their number.
+template <class Args>
+KVPLAN_STEP void fill_item(const AppendStep<Args>& s, int64_t n, int64_t item) {
+  const Args& a = s.a;
+  const auto items = items_for(a.pool, n, a.num_groups);
+  const int64_t r = items.request(item);
+  if (!s.is_used(r)) return;
+  const int32_t group = items.group(item);
+  const GroupTable& g = a.groups[group];
+  const RequestView q = request_view(a, r);
+  const ItemRange range = s.ranges[item];
+  const int64_t count = num_new(s, item, q, group);
+  int32_t* const entries = table_row(g, q.row);
+  for (int64_t j = range.in_use; j < range.begin; ++j) entries[j] = kNullEntry;
+  put_blocks(s, a.pool, item, r, entries + range.begin, count);
+  g.num_entries[q.row] = static_cast<int32_t>(range.begin + count);
+}
+
+/// Part 3, of what the batch has for each request and one more.
+template <class Team, class Args>
+KVPLAN_STEP void fill_request(Team& team, const AppendStep<Args>& s, int64_t n, int64_t r) {
+  const Args& a = s.a;
+  if (a.query_starts != nullptr) {
+    a.query_starts[r] = static_cast<int32_t>(s.token_starts[r < n ? r : n]);
+  }
+  if (r == a.max_requests) return;
+  if (r >= n) {
+    a.status[r] = kOk;
+  } else if (a.row_claims != nullptr) {
+    const RequestView q = request_view(a, r);
+    if (q.row >= 0 && own_status(s, q) == kOk) team.exchange(&a.row_claims[q.row], 0);
   }
 }
 
+/// Numbers of `fill`'s pieces of work.
+template <class Args>
+KVPLAN_HOST_DEVICE int64_t num_pieces(const Args& a) {
+  return int64_t{a.max_requests} * a.num_groups + a.max_tokens * a.num_groups +
+         (a.positions != nullptr ? a.max_tokens : 0) + a.max_requests + 1;
+}
+
+/// Part 3. No piece reads what another one writes, so that each can be a thread's.
 template <class Team, class Args>
-KVPLAN_STEP void append_slots_steps(Team& team, const Args& a) {
-  append_blocks_steps(team, a);
+KVPLAN_STEP void fill(Team& team, const AppendStep<Args>& s) {
+  const Args& a = s.a;
   const int64_t n = num_requests_of(a);
-  team.for_each(a.max_tokens, [&](int64_t t) { write_slots(a, n, t); });
+  put_long(team, s, a.pool);
+  const int64_t num_items = n * a.num_groups;
+  const int64_t num_slots = a.max_tokens * a.num_groups;
+  team.for_each(num_pieces(a), [&](int64_t i) {
+    if (i < num_items) return fill_item(s, n, i);
+    i -= num_items;
+    if (i < num_slots) {
+      const auto group = static_cast<int32_t>(i / a.max_tokens);
+      const int64_t t = i - group * a.max_tokens;
+      a.slots[group * a.slots_stride + t] = slot_of_token(s, n, t, group);
+      return;
+    }
+    i -= num_slots;
+    if (i <= a.max_requests) return fill_request(team, s, n, i);
+    const int64_t t = i - a.max_requests - 1;
+    if (a.positions == nullptr || t >= a.max_tokens) return;
+    int64_t position = 0;
+    if (t < s.admitted->num_tokens) {
+      const int64_t r = request_of_token(s, n, t);
+      position = a.context_lens[r] + (t - s.token_starts[r]);
+    }
+    a.positions[t] = position;
+  });
+}
+
+/// All parts by one team.
+template <class Team, class Args>
+KVPLAN_STEP void append_slots_steps(Team& team, const AppendStep<Args>& s) {
+  begin_step(team, s);
+  claim_rows(team, s);
+  admit(team, s, false);
+  fill(team, s);
 }
 
 template <class Team, class Args>
 KVPLAN_STEP void release_rows_steps(Team& team, const Args& a) {
-  const int64_t num_items = static_cast<int64_t>(a.max_requests) * a.num_groups;
-  const auto items = items_for(a.pool, a.max_requests, a.num_groups);
+  const int64_t n = a.max_requests;
+  const int64_t num_items = n * a.num_groups;
+  const auto items = items_for(a.pool, n, a.num_groups);
   int64_t* const item_starts = a.workspace;
+  const auto is_row = [&](int32_t row) { return row >= 0 && row < a.num_rows; };
+  if (a.row_claims != nullptr) {
+    team.for_each(n, [&](int64_t r) {
+      if (is_row(a.rows[r])) team.fetch_max(&a.row_claims[a.rows[r]], static_cast<int32_t>(n - r));
+    });
+  }
   const auto in_use = [&](int64_t item) -> int64_t {
-    const int32_t row = a.rows[items.request(item)];
-    if (row < 0 || row >= a.num_rows) {
-      if (row != -1) team.fetch_or(&a.pool.state[kPoolErrors], kBadBlockId);
+    const int64_t r = items.request(item);
+    const int32_t row = a.rows[r];
+    if (row == -1) return 0;
+    if (!is_row(row) ||
+        (a.row_claims != nullptr && a.row_claims[row] != static_cast<int32_t>(n - r))) {
+      team.fetch_or(&a.pool.state[kPoolErrors], kBadBlockId);
       return 0;
     }
     return entries_in_use(a.groups[items.group(item)], row);
@@ -269,6 +618,11 @@ KVPLAN_STEP void release_rows_steps(Team& team, const Args& a) {
   team.for_each(num_items, [&](int64_t item) {
     if (in_use(item) > 0) a.groups[items.group(item)].num_entries[a.rows[items.request(item)]] = 0;
   });
+  if (a.row_claims != nullptr) {
+    team.for_each(n, [&](int64_t r) {
+      if (is_row(a.rows[r])) team.exchange(&a.row_claims[a.rows[r]], 0);
+    });
+  }
 }
 
 }  // namespace kvplan::cuda

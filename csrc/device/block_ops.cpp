@@ -118,6 +118,14 @@ void check_aligned(const void* buffer, int32_t vector_bytes, std::string_view wh
   }
 }
 
+/// Items, a group of a request each, are counted in 31 bits.
+void check_items(int64_t max_requests, int64_t num_groups) {
+  const int64_t most = std::numeric_limits<int32_t>::max() / num_groups;
+  need(max_requests <= most, "max_requests",
+       "at most " + std::to_string(most) + " with " + std::to_string(num_groups) + " groups",
+       max_requests);
+}
+
 template <class Args>
 void check_append(const Args& a) {
   check(a.pool);
@@ -126,6 +134,7 @@ void check_append(const Args& a) {
   check_same_groups(a.pool, a.num_groups);
   need(a.num_rows >= 1, "num_rows", "at least 1", a.num_rows);
   need(a.max_requests >= 1, "max_requests", "at least 1", a.max_requests);
+  check_items(a.max_requests, a.num_groups);
   need(a.max_tokens >= 1 && a.max_tokens <= std::numeric_limits<int32_t>::max(), "max_tokens",
        "in [1, 2^31)", a.max_tokens);
   need(a.slots_stride >= a.max_tokens, "slots_stride", "at least max_tokens", a.slots_stride);
@@ -144,6 +153,7 @@ void check_release_rows(const Args& a) {
   check_same_groups(a.pool, a.num_groups);
   need(a.num_rows >= 1, "num_rows", "at least 1", a.num_rows);
   need(a.max_requests >= 1, "max_requests", "at least 1", a.max_requests);
+  check_items(a.max_requests, a.num_groups);
   need_pointer(a.rows, "rows");
   need_pointer(a.workspace, "workspace");
 }

@@ -110,8 +110,11 @@ KVPLAN_STEP void touch_steps(Team& team, const Pool& pool, const int32_t* ids, i
 }
 
 /// The k-th block that is handed out of a stack of `num_free` ids.
+KVPLAN_STEP inline int32_t taken_id(const Pool& pool, int64_t num_free, int64_t k) {
+  return pool.free_ids[num_free - 1 - k];
+}
 KVPLAN_STEP inline int32_t take(const Pool& pool, int64_t num_free, int64_t k) {
-  const int32_t id = pool.free_ids[num_free - 1 - k];
+  const int32_t id = taken_id(pool, num_free, k);
   if (pool.ref_counts != nullptr) pool.ref_counts[id] = 1;
   return id;
 }

@@ -132,37 +132,66 @@ KVPLAN_STEP int64_t admit_slices(Team& team, const SlicedPool& pool, const Slice
   return total;
 }
 
+/// The j-th unused slice of a large block.
+KVPLAN_STEP inline int32_t unused_slice(const SlicedPool& pool, int32_t large, int64_t j) {
+  int32_t slice = 0;
+  for (;; ++slice) {
+    const bool is_unused = (*word_of(pool, large, slice) & bit_of(slice)) == 0;
+    if (is_unused && j-- == 0) return slice;
+  }
+}
+
 /// Takes the unused slices of listed large blocks of a group, those of the fullest large blocks
 /// first, where large blocks with 1, 2, 3 to 4, 5 to 8, ... unused slices count as equally full.
 template <class Team, class PutLoose>
 KVPLAN_STEP void take_listed_slices(Team& team, const SlicedPool& pool, int32_t group,
                                     int64_t wanted, PutLoose put) {
   const int64_t slices = pool.slices[group];
+  const int64_t num_listed = pool.state[kNumListed];
   int64_t taken = 0;
   for (int64_t fewer = 0, most = 1; taken < wanted && fewer < slices; fewer = most, most *= 2) {
-    taken += team.scan(
-        pool.state[kNumListed],
-        [&](int64_t i) -> int64_t {
-          const LargeBlock& block = pool.large[pool.listed[i]];
-          const int64_t unused = slices - block.num_used;
-          return block.owner == group && unused > fewer && unused <= most ? unused : 0;
-        },
-        [&](int64_t i, int64_t before, int64_t unused) {
-          const int64_t left = wanted - taken - before;
-          if (unused == 0 || left <= 0) return;
-          const int32_t l = pool.listed[i];
-          const int64_t count = unused < left ? unused : left;
-          int64_t put_already = 0;
-          for (int32_t slice = 0; put_already < count && slice < slices; ++slice) {
-            int32_t* const word = word_of(pool, l, slice);
-            if ((*word & bit_of(slice)) != 0) continue;
-            *word |= bit_of(slice);
-            if (pool.ref_counts != nullptr) *holders_of(pool, l, slice) = 1;
-            put(taken + before + put_already, static_cast<int32_t>(l * slices + slice));
-            ++put_already;
-          }
-          pool.large[l].num_used += static_cast<int32_t>(count);
-        });
+    const auto unused_of = [&](int64_t i) -> int64_t {
+      const LargeBlock& block = pool.large[pool.listed[i]];
+      const int64_t unused = slices - block.num_used;
+      return block.owner == group && unused > fewer && unused <= most ? unused : 0;
+    };
+    const auto before = [&](int64_t i) -> int32_t& { return pool.large[pool.listed[i]].scratch; };
+    const int64_t available =
+        team.scan(num_listed, unused_of,
+                  [&](int64_t i, int64_t sum, int64_t) { before(i) = static_cast<int32_t>(sum); });
+    if (available == 0) continue;  // and so all of `before` is 0 again
+    const int64_t left = wanted - taken;
+    const int64_t count = available < left ? available : left;
+    team.for_each(count, [&](int64_t k) {
+      int64_t low = 0;  // the last one with not more than k before it
+      int64_t high = num_listed - 1;
+      while (low < high) {
+        const int64_t middle = (low + high + 1) / 2;
+        if (before(middle) <= k) {
+          low = middle;
+        } else {
+          high = middle - 1;
+        }
+      }
+      const int32_t l = pool.listed[low];
+      const int32_t slice = unused_slice(pool, l, k - before(low));
+      if (pool.ref_counts != nullptr) *holders_of(pool, l, slice) = 1;
+      put(taken + k, static_cast<int32_t>(l * slices + slice));
+    });
+    team.for_each(num_listed, [&](int64_t i) {
+      const int64_t unused = unused_of(i);
+      const int64_t rest = count - before(i);
+      before(i) = 0;
+      if (unused == 0 || rest <= 0) return;
+      const int32_t l = pool.listed[i];
+      const int64_t used = unused < rest ? unused : rest;
+      for (int64_t k = 0; k < used; ++k) {
+        const int32_t slice = unused_slice(pool, l, 0);
+        *word_of(pool, l, slice) |= bit_of(slice);
+      }
+      pool.large[l].num_used += static_cast<int32_t>(used);
+    });
+    taken += count;
   }
 }
 

@@ -50,25 +50,35 @@ KVPLAN_STEP inline int64_t null_entries(const GroupTable& g, const ContextParall
   return leading_null_entries(g.window, context_len, entry_tokens(g, cp));
 }
 
-/// The blocks below the window that the row still holds: what lies below them is null already.
-KVPLAN_STEP inline EntryRange dropped_entries(const GroupTable& g, const ContextParallel& cp,
-                                              const RequestView& q) {
-  const int64_t in_use = entries_in_use(g, q.row);
-  const int64_t nulls = null_entries(g, cp, q.context_len);
-  const int64_t end = nulls < in_use ? nulls : in_use;
-  const int32_t* entries = table_row(g, q.row);
-  int64_t begin = end;
-  while (begin > 0 && entries[begin - 1] != kNullEntry) --begin;
+/// The blocks before entry `end` that the row still holds: what lies below them is null already.
+/// Mostly there is one or none, after a chunk of tokens there are many: the steps down get wider.
+KVPLAN_STEP inline EntryRange dropped_entries(const GroupTable& g, int32_t row, int64_t end) {
+  const int32_t* entries = table_row(g, row);
+  int64_t begin = end;  // all from here on are held
+  int64_t low = 0;      // all below are null
+  for (int64_t distance = 1; low < begin; distance *= 2) {
+    const int64_t probe = begin > distance ? begin - distance : 0;
+    if (entries[probe] == kNullEntry) {
+      low = probe + 1;
+      break;
+    }
+    begin = probe;
+  }
+  while (low < begin) {
+    const int64_t middle = (low + begin) / 2;
+    if (entries[middle] == kNullEntry) {
+      low = middle + 1;
+    } else {
+      begin = middle;
+    }
+  }
   return {begin, end};
 }
 
 /// The entries that get a new block. Between those in use and these lie null ones.
 KVPLAN_STEP inline EntryRange new_entries(const GroupTable& g, const ContextParallel& cp,
-                                          const RequestView& q) {
-  const int64_t end = required(g, cp, q);
-  const int64_t in_use = entries_in_use(g, q.row);
-  const int64_t nulls = null_entries(g, cp, q.context_len);
-  return {in_use > nulls ? in_use : nulls, end};
+                                          const RequestView& q, int64_t in_use, int64_t nulls) {
+  return {in_use > nulls ? in_use : nulls, required(g, cp, q)};
 }
 
 /// One entry of a gathered row; returns false where the entry stays as it is.

@@ -12,7 +12,7 @@ from kvplan.arguments import in_range
 from kvplan.device.operations import on_device, stream_of
 from kvplan.device.regions import BlockRegions, checked_copy
 from kvplan.device.tables import BlockTables, checked_tables
-from kvplan.device.tensor_checks import INT32_END, checked_ids
+from kvplan.device.tensor_checks import INT32_END, checked_where_they_are, uploaded
 
 Ids: TypeAlias = torch.Tensor | Sequence[int]
 
@@ -32,19 +32,21 @@ def _checked_remap(
     """``remap_blocks``, checked and not launched yet."""
     device = checked_tables(tables).device
     in_range("group", group, 0, len(tables.groups))
-    sources = checked_ids("source_ids", source_ids, device, INT32_END - 1)
-    targets = checked_ids("target_ids", target_ids, device, INT32_END - 1)
+    sources = checked_where_they_are("source_ids", source_ids, device, INT32_END - 1)
+    targets = checked_where_they_are("target_ids", target_ids, device, INT32_END - 1)
     if sources.shape != targets.shape:
         raise InvalidArgument(
             f"target_ids: has {targets.shape[0]} ids, source_ids has {sources.shape[0]}"
         )
-    sources, order = sources.sort()
-    targets = targets[order]
-    if device.type == "cpu" and sources.numel():
-        if not sources[0] or not targets.all():
+    for ids in (sources, targets):
+        if ids.device.type == "cpu" and not ids.all():
             raise InvalidArgument("source_ids, target_ids: the null block does not move")
-        if (sources[1:] == sources[:-1]).any():
-            raise InvalidArgument("source_ids: a block is named twice")
+    if sources.device.type == "cpu" and sources.unique().numel() != sources.numel():
+        raise InvalidArgument("source_ids: a block is named twice")
+    if sources.device != targets.device:
+        sources, targets = uploaded(sources, device), uploaded(targets, device)
+    sources, order = sources.sort()
+    sources, targets = uploaded(sources, device), uploaded(targets[order], device)
 
     def launch() -> None:
         with on_device(device):
@@ -106,11 +108,13 @@ def _check_distinct_bytes(
     """That no byte is in two blocks that move or are moved to, where the host has the ids."""
     runs = []  # first byte, end, id and group of each region of each block
     for group, (sources, targets) in enumerate(moves):
-        if len(sources) == 0 or regions[group].device.type != "cpu":
+        if len(sources) == 0 or any(
+            isinstance(ids, torch.Tensor) and ids.device.type != "cpu" for ids in (sources, targets)
+        ):
             continue
         pairs = torch.stack([torch.as_tensor(ids).to(torch.int64) for ids in (sources, targets)])
         ids = pairs[:, pairs[0] != pairs[1]].reshape(-1, 1)
-        offset, stride, size = regions[group]._table.t()
+        offset, stride, size = torch.tensor(regions[group].regions).reshape(-1, 3).t()
         first = offset + ids * stride
         columns = (first, first + size, ids.expand_as(first), torch.full_like(first, group))
         runs.append(torch.stack(columns).reshape(4, -1))

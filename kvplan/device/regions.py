@@ -17,6 +17,8 @@ from kvplan.device.tensor_checks import (
     address_of,
     checked_ids,
     checked_tensor,
+    checked_where_they_are,
+    uploaded,
 )
 from kvplan.kv_cache_config import KVCacheConfig
 from kvplan.placed_cache import config_and_layout, iter_placed_tensors
@@ -180,8 +182,8 @@ def checked_copy(
     device = regions.device
     source = regions._buffer("source", source)
     target = regions._buffer("target", target)
-    sources = checked_ids("source_ids", source_ids, device, regions.num_blocks)
-    targets = checked_ids("target_ids", target_ids, device, regions.num_blocks)
+    sources = checked_where_they_are("source_ids", source_ids, device, regions.num_blocks)
+    targets = checked_where_they_are("target_ids", target_ids, device, regions.num_blocks)
     if sources.shape != targets.shape:
         raise InvalidArgument(
             f"target_ids: has {targets.shape[0]} ids, source_ids has {sources.shape[0]}"
@@ -192,12 +194,13 @@ def checked_copy(
             f"target: begins {distance} bytes from source, which overlaps it; needs to be the same "
             f"buffer or {regions.buffer_bytes} bytes away"
         )
-    if device.type == "cpu":
+    if targets.device.type == "cpu":
         if targets.unique().numel() != targets.numel():
             raise InvalidArgument("target_ids: a block is named twice")
-        same = source.data_ptr() == target.data_ptr()
+        same = source.data_ptr() == target.data_ptr() and sources.device == targets.device
         if same and torch.isin(targets, sources[sources != targets]).any():
             raise InvalidArgument("target_ids: a block is also another pair's source")
+    sources, targets = uploaded(sources, device), uploaded(targets, device)
     if num_pairs is not None:
         checked_tensor("num_pairs", num_pairs, device, torch.int32, (1,))
     if errors is not None:

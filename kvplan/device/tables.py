@@ -124,6 +124,7 @@ class BlockTables:
             dtype=torch.int64,
             device=self.device,
         )
+        self._row_claims = torch.zeros(max_num_reqs, dtype=torch.int32, device=self.device)
         rows = [
             (
                 table.data_ptr(),
@@ -139,7 +140,9 @@ class BlockTables:
             )
             for g, table, entries in zip(self.groups, self.tables, self.num_entries, strict=True)
         ]
-        self._native = _core.DeviceTables(rows, max_num_reqs, cp_size, cp_rank, cp_interleave)
+        self._native = _core.DeviceTables(
+            rows, max_num_reqs, cp_size, cp_rank, cp_interleave, self._row_claims.data_ptr()
+        )
 
     @classmethod
     def from_plan(

@@ -63,25 +63,42 @@ def checked_ids(
 
     They are 0 or in ``[first, num_blocks)``.
     """
-    if not isinstance(ids, torch.Tensor):
-        try:
-            # The type is found, not given: torch would cut fractions off.
-            ids = torch.as_tensor(ids)
-            if not ids.numel():  # of no type
-                ids = ids.to(torch.int64)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InvalidArgument(f"{name}: needs block ids ({error})") from error
-        if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise InvalidArgument(
-                f"{name}: has shape {tuple(ids.shape)} and dtype {ids.dtype}, needs a list of "
-                "integers"
-            )
-        ids = ids.to(torch.int64)
+    return uploaded(checked_where_they_are(name, ids, device, num_blocks, first), device)
+
+
+def checked_where_they_are(
+    name: str,
+    ids: torch.Tensor | Sequence[int],
+    device: torch.device,
+    num_blocks: int,
+    first: int = 1,
+) -> torch.Tensor:
+    """The same, not uploaded: a list stays on the host, where its caller can check more."""
+    if isinstance(ids, torch.Tensor):
+        checked_tensor(name, ids, device, torch.int32, (None,))
         _check_host_ids(name, ids, num_blocks, first)
-        ids = ids.to(device, torch.int32)
-    checked_tensor(name, ids, device, torch.int32, (None,))
+        return ids
+    try:
+        # The type is found, not given: torch would cut fractions off.
+        ids = torch.as_tensor(ids)
+        if not ids.numel():  # of no type
+            ids = ids.to(torch.int64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgument(f"{name}: needs block ids ({error})") from error
+    if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise InvalidArgument(
+            f"{name}: has shape {tuple(ids.shape)} and dtype {ids.dtype}, needs a list of integers"
+        )
+    ids = ids.to(torch.int64)
     _check_host_ids(name, ids, num_blocks, first)
-    return ids
+    return ids.to(torch.int32)
+
+
+def uploaded(ids: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``ids`` on the device, without waiting for it: a copy from pinned memory is asynchronous."""
+    if ids.device == device:
+        return ids
+    return (ids.pin_memory() if device.type == "cuda" else ids).to(device, non_blocking=True)
 
 
 def _check_host_ids(name: str, ids: torch.Tensor, num_blocks: int, first: int) -> None:

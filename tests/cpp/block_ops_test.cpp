@@ -185,6 +185,18 @@ TEST(BlockOps, WrongReleasesAreReportedAndLeftOut) {
 }
 
 /// The tables of one batch, and the same worked out by hand with the host's pool.
+TEST(BlockOps, ABlockThatIsReleasedTooOftenIsFreeWhereItIsNamedLast) {
+  HostPool device(6, true);
+  Allocation a({5}, 5);
+  allocate(tested_ops(), device.pool, a.args);
+  const std::vector<BlockId> ids{2, 1, 2, 3, 2};
+  release(tested_ops(), device.pool, ids.data(), 5);
+  EXPECT_EQ(device.state[kPoolErrors], kBlockNotInUse);
+  EXPECT_EQ(device.free_order(), (std::vector<BlockId>{1, 3, 2}));
+  EXPECT_EQ(device.ref_counts, (std::vector<int32_t>{0, 0, 0, 0, 1, 1}));
+  EXPECT_EQ(device.last_use, (std::vector<int32_t>(6, 0)));
+}
+
 struct Group {
   int32_t block_size;
   Window window{};
@@ -192,6 +204,8 @@ struct Group {
   bool slots = true;
   int32_t extra = 0;
 };
+
+constexpr uint32_t kSmallTile = 3;  // the workspaces have room for it
 
 struct Batch {
   std::vector<int32_t> rows, context_lens, new_tokens;
@@ -216,7 +230,7 @@ class Tables {
     status.assign(max_requests, -7);
     query_starts.assign(max_requests + 1, -7);
     positions.assign(max_tokens, -7);
-    workspace.assign(append_slots_workspace(max_requests, groups_.size()), -7);
+    workspace.assign(append_slots_workspace(max_requests, groups_.size()) + 100, -7);
   }
 
   AppendSlots append_args(const Pool& pool, const Batch& b, const int32_t* num_requests) {
@@ -422,7 +436,8 @@ TEST(AppendSlots, RandomBatchesLikeTheModel) {
       }
       const AppendSlots args = tables.append_args(device.pool, b, &n);
       append_slots(tested_ops(), args);
-      append_slots_steps(shuffled, other_tables.append_args(other.pool, b, &n));
+      append_slots_steps(shuffled,
+                         append_step(other_tables.append_args(other.pool, b, &n), kSmallTile));
 
       const int64_t free_before = model.pool.num_free_blocks();
       model.drop(b);
@@ -526,6 +541,50 @@ TEST(AppendSlots, BadRequestsAreFlaggedAndNothingElseChanges) {
   EXPECT_EQ(tables.status[1], kTooManyTokens);
   EXPECT_EQ(tables.status[2], kTooManyTokens);
   EXPECT_EQ(tables.num_entries[0][0], 3);
+}
+
+TEST(AppendSlots, WhatDoesNotFitIntoTheMappingTakesNothingFromTheOthers) {
+  HostPool device(100, false);
+  Tables tables({{.block_size = 4}}, 4, 3, 3, 8, {});
+  Batch b{{0, 1, 2}, {0, 0, 0}, {6, 6, 2}};
+  append_slots(tested_ops(), tables.append_args(device.pool, b, nullptr));
+  EXPECT_EQ(tables.status, (std::vector<int32_t>{kOk, kTooManyTokens, kOk}));
+  EXPECT_EQ(tables.query_starts, (std::vector<int32_t>{0, 6, 6, 8}));
+  EXPECT_EQ(tables.row(0, 0), (std::vector<BlockId>{1, 2}));
+  EXPECT_TRUE(tables.row(0, 1).empty());
+  EXPECT_EQ(tables.slots, (std::vector<int64_t>{4, 5, 6, 7, 8, 9, 12, 13, -7}));
+  EXPECT_EQ(tables.positions, (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 0, 1}));
+}
+
+TEST(AppendSlots, OfARowThatIsNamedTwiceTheFirstCounts) {
+  for (const bool counted : {false, true}) {
+    HostPool device(100, counted);
+    Tables tables({{.block_size = 4}, {.block_size = 4}}, 4, 3, 4, 8, {});
+    std::vector<int32_t> claims(4, 0);
+    Batch b{{1, 0, 1, 1}, {0, 0, 0, 0}, {1, 1, 5, 1}};
+    AppendSlots args = tables.append_args(device.pool, b, nullptr);
+    args.row_claims = claims.data();
+    append_slots(tested_ops(), args);
+    EXPECT_EQ(tables.status, (std::vector<int32_t>{kOk, kOk, kBadRequest, kBadRequest}));
+    EXPECT_EQ(tables.row(0, 1), (std::vector<BlockId>{1}));
+    EXPECT_EQ(tables.row(1, 0), (std::vector<BlockId>{4}));
+    EXPECT_EQ(device.state[kNumFree], 95);
+    EXPECT_EQ(claims, (std::vector<int32_t>(4, 0)));
+
+    ReleaseRows released;
+    released.pool = device.pool;
+    released.num_groups = 2;
+    released.num_rows = 4;
+    released.max_requests = 4;
+    released.rows = b.rows.data();
+    released.workspace = tables.workspace.data();
+    released.row_claims = claims.data();
+    tables.fill(released.groups);
+    release_rows(tested_ops(), released);
+    EXPECT_EQ(device.state[kNumFree], 99);
+    EXPECT_EQ(device.state[kPoolErrors], kBadBlockId);
+    EXPECT_EQ(claims, (std::vector<int32_t>(4, 0)));
+  }
 }
 
 TEST(AppendSlots, ArgumentsAreCheckedBeforeAnything) {

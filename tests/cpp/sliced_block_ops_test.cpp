@@ -492,6 +492,8 @@ struct Table {
   }
 };
 
+constexpr uint32_t kSmallTile = 3;  // the workspaces have room for it
+
 struct BatchRun {
   static constexpr int32_t kRows = 7;
   static constexpr int32_t kMaxRequests = 6;
@@ -500,7 +502,7 @@ struct BatchRun {
       : tables(groups.size()),
         status(kMaxRequests, -7),
         slots(groups.size() * max_tokens, -7),
-        workspace(append_slots_workspace(kMaxRequests, std::ssize(groups)), -7) {
+        workspace(append_slots_workspace(kMaxRequests, std::ssize(groups)) + 100, -7) {
     args.pool = arrays.pool;
     args.num_groups = static_cast<int32_t>(groups.size());
     args.num_rows = kRows;
@@ -598,7 +600,7 @@ void append_batches(int seed, int64_t max_tokens, int steps, int& refused) {
     const Ids nothing(BatchRun::kMaxRequests);
     for (BatchRun* each : {&run, &twin}) each->args.new_tokens = nothing.data();
     append_slots(tested_ops(), run.args);
-    append_slots_steps(pools.shuffled, twin.args);
+    append_slots_steps(pools.shuffled, append_step(twin.args, kSmallTile));
     ASSERT_NO_FATAL_FAILURE(hold_what_the_tables_have());
     ASSERT_NO_FATAL_FAILURE(pools.check());
 
@@ -611,7 +613,7 @@ void append_batches(int seed, int64_t max_tokens, int steps, int& refused) {
     }
     for (BatchRun* each : {&run, &twin}) each->args.new_tokens = counts.data();
     append_slots(tested_ops(), run.args);
-    append_slots_steps(pools.shuffled, twin.args);
+    append_slots_steps(pools.shuffled, append_step(twin.args, kSmallTile));
     ASSERT_NO_FATAL_FAILURE(same_tables());
     ASSERT_EQ(run.status, twin.status);
     ASSERT_EQ(run.slots, twin.slots);

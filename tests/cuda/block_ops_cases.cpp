@@ -70,20 +70,22 @@ class Array {
 constexpr int32_t kRows = 32;
 constexpr int32_t kGroups = 4;
 constexpr int32_t kWidth = 64;
-constexpr int64_t kMaxTokens = 5000;  // more than one launch writes
-constexpr int64_t kFewTokens = 3500;
+constexpr int64_t kMaxTokens = 5000;  // all thread blocks take part
+constexpr int64_t kFewTokens = 250;   // one launch does all, and some requests do not fit
 constexpr int32_t kBlocks = 1500;
+constexpr int32_t kManyRequests = 300;  // most of them padding
 
 /// Pool, tables and a batch on one side.
 struct Side {
   const BlockOps& ops;
   Array<int32_t> free_ids, state, ref_counts, last_use, tables, num_entries, rows, context_lens,
-      new_tokens, status, query_starts;
+      new_tokens, status, query_starts, row_claims;
   Array<int64_t> slots, positions, workspace;
   AppendSlots args;
   ReleaseRows released;
 
-  Side(const BlockOps& operations, bool on_device, bool counted, int64_t max_tokens = kMaxTokens)
+  Side(const BlockOps& operations, bool on_device, bool counted, int64_t max_tokens = kMaxTokens,
+       int32_t requests = kRows)
       : ops(operations),
         free_ids(on_device, kBlocks, 0),
         state(on_device, kPoolStateSize, 0),
@@ -91,14 +93,15 @@ struct Side {
         last_use(on_device, kBlocks, 0),
         tables(on_device, size_t{kGroups} * kRows * kWidth, 0),
         num_entries(on_device, size_t{kGroups} * kRows, 0),
-        rows(on_device, kRows, -1),
-        context_lens(on_device, kRows, 0),
-        new_tokens(on_device, kRows, 0),
-        status(on_device, kRows, 0),
-        query_starts(on_device, kRows + 1, 0),
+        rows(on_device, requests, -1),
+        context_lens(on_device, requests, 0),
+        new_tokens(on_device, requests, 0),
+        status(on_device, requests, 0),
+        query_starts(on_device, requests + 1, 0),
+        row_claims(on_device, kRows, 0),
         slots(on_device, static_cast<size_t>(kGroups * max_tokens), 0),
         positions(on_device, static_cast<size_t>(max_tokens), 0),
-        workspace(on_device, append_slots_workspace(kRows, kGroups), 0) {
+        workspace(on_device, append_slots_workspace(requests, kGroups), 0) {
     args.pool = {.num_blocks = kBlocks, .free_ids = free_ids.data(), .state = state.data()};
     if (counted) {
       args.pool.ref_counts = ref_counts.data();
@@ -106,7 +109,7 @@ struct Side {
     }
     args.num_groups = kGroups;
     args.num_rows = kRows;
-    args.max_requests = kRows;
+    args.max_requests = requests;
     args.max_tokens = max_tokens;
     args.cp = {2, 1, 4};
     args.rows = rows.data();
@@ -132,7 +135,8 @@ struct Side {
     released.pool = args.pool;
     released.num_groups = kGroups;
     released.num_rows = kRows;
-    released.max_requests = kRows;
+    released.max_requests = requests;
+    released.row_claims = args.row_claims = row_claims.data();
     released.rows = rows.data();
     released.workspace = workspace.data();
     std::copy(std::begin(args.groups), std::end(args.groups), std::begin(released.groups));
@@ -153,6 +157,7 @@ void expect_equal(const Side& a, const Side& b) {
   expect(a.slots.get() == b.slots.get(), "slots");
   expect(a.positions.get() == b.positions.get(), "positions");
   expect(a.query_starts.get() == b.query_starts.get(), "query starts");
+  expect(a.row_claims.get() == b.row_claims.get(), "claims");
 }
 
 /// A row without blocks gets those of another one, each with one more holder: a shared prefix.
@@ -170,20 +175,26 @@ void share_row(Side& side, int32_t from, int32_t to) {
   side.num_entries.set(entries);
 }
 
-void random_batches(bool counted, int64_t max_tokens, int steps) {
+void random_batches(bool counted, int64_t max_tokens, int32_t requests, int steps) {
   std::mt19937 random(counted ? 1 : 2);
-  Side cpu(cpu_block_ops(), false, counted, max_tokens);
-  Side gpu(cuda_block_ops(), true, counted, max_tokens);
+  Side cpu(cpu_block_ops(), false, counted, max_tokens, requests);
+  Side gpu(cuda_block_ops(), true, counted, max_tokens, requests);
   std::vector<int32_t> lengths(kRows, 0);
   for (int step = 0; step < steps; ++step) {
-    std::vector<int32_t> rows(kRows), context(kRows), tokens(kRows);
-    std::iota(rows.begin(), rows.end(), 0);
+    std::vector<int32_t> rows(requests, -1), context(requests, 0), tokens(requests, 1);
+    std::iota(rows.begin(), rows.begin() + kRows, 0);
     std::shuffle(rows.begin(), rows.end(), random);
-    for (int32_t r = 0; r < kRows; ++r) {
+    const bool all_alike = step % 4 == 3;
+    for (int32_t r = 0; r < requests; ++r) {
+      if (rows[r] < 0) continue;
       context[r] = lengths[rows[r]];
-      tokens[r] = static_cast<int32_t>(random() % 2 == 0 ? 1 : random() % 100);
+      if (!all_alike && random() % 2 == 0) tokens[r] = static_cast<int32_t>(random() % 100);
       tokens[r] = std::min(tokens[r], 1000 - context[r]);
       if (random() % 8 == 0) rows[r] = -1;
+    }
+    if (step % 3 == 1) {  // a row twice
+      rows[2] = rows[9];
+      context[2] = context[9];
     }
     for (Side* side : {&cpu, &gpu}) {
       side->rows.set(rows);
@@ -194,15 +205,16 @@ void random_batches(bool counted, int64_t max_tokens, int steps) {
     check(cudaDeviceSynchronize(), "append_slots");
     expect_equal(cpu, gpu);
     const std::vector<int32_t> status = cpu.status.get();
-    for (int32_t r = 0; r < kRows; ++r) {
+    for (int32_t r = 0; r < requests; ++r) {
       if (rows[r] >= 0 && status[r] == kOk) lengths[rows[r]] += tokens[r];
     }
-    std::vector<int32_t> ended(kRows, -1);
+    std::vector<int32_t> ended(requests, -1);
     for (int32_t row = 0; row < kRows; ++row) {
       if (lengths[row] < 900 && random() % 10 != 0) continue;
       ended[row] = row;
       lengths[row] = 0;
     }
+    if (step % 5 == 1) ended[0] = ended[7];  // perhaps a row twice
     for (Side* side : {&cpu, &gpu}) {
       side->rows.set(ended);
       release_rows(side->ops, side->released);
@@ -312,6 +324,8 @@ struct SlicedSide {
     args.status = tables.args.status;
     args.slots = tables.args.slots;
     args.slots_stride = tables.args.slots_stride;
+    args.query_starts = tables.args.query_starts;
+    args.positions = tables.args.positions;
     copy_tables(tables.args, released);
     released.pool = pool;
     reset_pool(ops, pool);
@@ -323,6 +337,7 @@ struct SlicedSide {
     to.num_rows = from.num_rows;
     to.max_requests = from.max_requests;
     to.rows = from.rows;
+    to.row_claims = from.row_claims;
     to.workspace = from.workspace;
     std::copy(std::begin(from.groups), std::end(from.groups), std::begin(to.groups));
   }
@@ -345,6 +360,8 @@ void expect_equal(const SlicedSide& a, const SlicedSide& b) {
   expect(a.tables.num_entries.get() == b.tables.num_entries.get(), "entries of slices");
   expect(a.tables.status.get() == b.tables.status.get(), "status with slices");
   expect(a.tables.slots.get() == b.tables.slots.get(), "slots in slices");
+  expect(a.tables.query_starts.get() == b.tables.query_starts.get(), "query starts of slices");
+  expect(a.tables.positions.get() == b.tables.positions.get(), "positions in slices");
 }
 
 /// A captured step and release of slices, replayed with other lengths, beside the CPU.
@@ -368,8 +385,11 @@ void sliced_replay(int64_t max_tokens, int steps) {
       tokens[r] =
           std::min(random() % 3 == 0 ? static_cast<int32_t>(random() % 150) : 1, 1000 - lengths[r]);
     }
+    std::vector<int32_t> named = rows;
+    if (i % 3 == 1) named[2] = named[9];                         // a row twice
+    if (i % 4 == 2) std::fill(tokens.begin(), tokens.end(), 0);  // only windows drop blocks
     for (SlicedSide* side : {&cpu, &gpu}) {
-      side->tables.rows.set(rows);
+      side->tables.rows.set(named);
       side->tables.context_lens.set(lengths);
       side->tables.new_tokens.set(tokens);
     }
@@ -380,7 +400,7 @@ void sliced_replay(int64_t max_tokens, int steps) {
     const std::vector<int32_t> status = cpu.tables.status.get();
     std::vector<int32_t> ended(kRows, -1);
     for (int32_t r = 0; r < kRows; ++r) {
-      if (status[r] == kOk) lengths[r] += tokens[r];
+      if (status[r] == kOk && named[r] == r) lengths[r] += tokens[r];
       if (lengths[r] < 900 && random() % 10 != 0 && i + 1 < steps) continue;
       ended[r] = r;
       lengths[r] = 0;
@@ -394,6 +414,32 @@ void sliced_replay(int64_t max_tokens, int steps) {
   }
   expect(gpu.state.get()[kNumFree] == SlicedSide::kLarge - 1, "all large blocks are back");
   cudaGraphExecDestroy(step);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+/// Once there is a pool, nothing has to be loaded while a stream is captured.
+void first_in_a_capture() {
+  Side gpu(cuda_block_ops(), true, true);
+  SlicedSide sliced(cuda_block_ops(), true, kFewTokens);
+  Array<BlockRegion> regions(true, 1, {0, 16, 16});
+  Array<uint8_t> buffer(true, 16, 0);
+  Array<int32_t> id(true, 1, 0);
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin");
+  append_slots(gpu.ops, gpu.args, stream);
+  append_slots(gpu.ops, sliced.args, stream);
+  release_rows(gpu.ops, gpu.released, stream);
+  for (const int32_t width : {16, 8, 4, 2, 1}) {
+    zero_blocks(gpu.ops, {buffer.data(), regions.data(), 1, 16, width, 1, 1, id.data()}, stream);
+    copy_blocks(
+        gpu.ops,
+        {buffer.data(), buffer.data(), regions.data(), 1, 16, width, 1, 1, id.data(), id.data()},
+        stream);
+  }
+  check(cudaStreamEndCapture(stream, &graph), "end");
   cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
 }
@@ -551,11 +597,14 @@ void tables_alone() {
 }  // namespace
 
 void run_block_ops_cases(int replays, int steps) {
-  for (const int64_t max_tokens : {kMaxTokens, kFewTokens}) {
-    random_batches(false, max_tokens, steps);
-    random_batches(true, max_tokens, steps);
-    sliced_replay(max_tokens, steps);
+  first_in_a_capture();
+  for (const bool counted : {false, true}) {
+    random_batches(counted, kFewTokens, kRows, steps);
+    random_batches(counted, kMaxTokens, kRows, steps);
+    random_batches(counted, kMaxTokens, kManyRequests, steps);
   }
+  sliced_replay(kFewTokens, steps);
+  sliced_replay(kMaxTokens, steps);
   blocks_alone(steps);
   slices_alone(steps);
   tables_alone();

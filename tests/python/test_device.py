@@ -616,6 +616,33 @@ def test_moved_blocks_take_contents_and_tables_along(device):
                 call()
 
 
+def test_lists_are_checked_before_they_go_to_another_device(monkeypatch):
+    """As for a CUDA device, which is not there: its tensors are on the meta device."""
+    meta = torch.device("meta")
+    tables = kd.BlockTables([TableGroup(16, 4)], 2, "cpu")
+    regions = kd.BlockRegions([(0, 8, 8)], 9, 72, "cpu")
+    tables.device = regions.device = meta
+    buffer = torch.zeros(72, dtype=torch.int8, device=meta)
+
+    def uploaded(ids, device):
+        raise AssertionError("uploaded")
+
+    for module in ("tensor_checks", "moves", "regions"):
+        monkeypatch.setattr(f"kvplan.device.{module}.uploaded", uploaded)
+    for call, message in (
+        (lambda: kd.remap_blocks(tables, 0, [0], [7]), "the null block does not move"),
+        (lambda: kd.remap_blocks(tables, 0, [3, 3], [7, 8]), "source_ids: a block is named twice"),
+        (lambda: kd.zero_blocks(buffer, regions, [9]), "block_ids: 9 is out of range"),
+        (lambda: kd.copy_blocks(buffer, buffer, regions, [1, 2], [3, 3]), "named twice"),
+        (lambda: kd.copy_blocks(buffer, buffer, regions, [1, 2], [2, 3]), "another pair's source"),
+        (lambda: kd.move_blocks(buffer, [regions], tables, [([1, 2], [2, 3])]), "pair's source"),
+    ):
+        with pytest.raises(kvplan.InvalidArgument, match=message):
+            call()
+    with pytest.raises(AssertionError, match="uploaded"):
+        kd.remap_blocks(tables, 0, [3], [7])
+
+
 @pytest.mark.parametrize(
     ("moves", "message"),
     [

@@ -50,20 +50,22 @@ struct TableSet {
   std::vector<cuda::GroupTable> groups;
   int32_t num_rows;
   cuda::ContextParallel cp;
+  int32_t* row_claims;
 
   template <class Args>
   void fill(Args& args) const {
     args.num_groups = static_cast<int32_t>(groups.size());
     args.num_rows = num_rows;
     std::copy(groups.begin(), groups.end(), args.groups);
+    if constexpr (requires { args.row_claims; }) args.row_claims = row_claims;
   }
 };
 
 /// (table, num_entries, row_stride, width, block_size, window kind, window tokens, extra entries,
 /// dcp_sharded, slot_mapping) for each group.
 TableSet make_tables(const py::iterable& groups, int32_t num_rows, int32_t cp_size, int32_t cp_rank,
-                     int32_t cp_interleave) {
-  TableSet tables{{}, num_rows, {cp_size, cp_rank, cp_interleave}};
+                     int32_t cp_interleave, Address row_claims) {
+  TableSet tables{{}, num_rows, {cp_size, cp_rank, cp_interleave}, at<int32_t>(row_claims)};
   for (py::handle item : groups) {
     const auto [table, num_entries, row_stride, width, block_size, kind, tokens, extra, sharded,
                 slots] = py::cast<std::tuple<Address, Address, int64_t, int32_t, int32_t, int32_t,
@@ -234,63 +236,79 @@ void bind_block_ops(py::module_& m) {
            py::arg("used_slices"), py::arg("ref_counts") = 0);
   py::class_<TableSet>(m, "DeviceTables", "Where the block tables of all groups are.")
       .def(py::init(&make_tables), py::arg("groups"), py::arg("num_rows"), py::arg("cp_size") = 1,
-           py::arg("cp_rank") = 0, py::arg("cp_interleave") = 1);
+           py::arg("cp_rank") = 0, py::arg("cp_interleave") = 1, py::arg("row_claims") = 0);
 
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<BlockOpsObject>(m, "BlockOps", "The block operations on one kind of device.")
       .def_property_readonly("name", [](const BlockOpsObject& self) { return self.ops->name; })
-      .def("reset_pool",
-           [](const BlockOpsObject& self, const cuda::Pool& pool, Address stream) {
-             cuda::reset_pool(*self.ops, pool, at<void>(stream));
-           })
-      .def("allocate",
-           [](const BlockOpsObject& self, const cuda::Pool& pool, int32_t num_requests,
-              Address counts, int64_t ids_capacity, Address ids, Address starts, Address status,
-              Address stream) {
-             cuda::allocate(*self.ops, pool,
-                            {num_requests, at<int32_t>(counts), ids_capacity, at<int32_t>(ids),
-                             at<int64_t>(starts), at<int32_t>(status)},
-                            at<void>(stream));
-           })
-      .def("release",
-           [](const BlockOpsObject& self, const cuda::Pool& pool, Address ids, int64_t num_ids,
-              Address stream) {
-             cuda::release(*self.ops, pool, at<int32_t>(ids), num_ids, at<void>(stream));
-           })
-      .def("touch",
-           [](const BlockOpsObject& self, const cuda::Pool& pool, Address ids, int64_t num_ids,
-              Address stream) {
-             cuda::touch(*self.ops, pool, at<int32_t>(ids), num_ids, at<void>(stream));
-           })
-      .def("reset_pool",
-           [](const BlockOpsObject& self, const cuda::SlicedPool& pool, Address stream) {
-             cuda::reset_pool(*self.ops, pool, at<void>(stream));
-           })
-      .def("allocate",
-           [](const BlockOpsObject& self, const cuda::SlicedPool& pool, int32_t num_requests,
-              Address counts, int64_t ids_capacity, Address ids, Address starts, Address status,
-              Address workspace, Address stream) {
-             cuda::allocate(*self.ops, pool,
-                            {num_requests, at<int32_t>(counts), ids_capacity, at<int32_t>(ids),
-                             at<int64_t>(starts), at<int32_t>(status), at<int64_t>(workspace)},
-                            at<void>(stream));
-           })
-      .def("release",
-           [](const BlockOpsObject& self, const cuda::SlicedPool& pool, int32_t group, Address ids,
-              int64_t num_ids, Address stream) {
-             cuda::release(*self.ops, pool, group, at<int32_t>(ids), num_ids, at<void>(stream));
-           })
-      .def("touch",
-           [](const BlockOpsObject& self, const cuda::SlicedPool& pool, int32_t group, Address ids,
-              int64_t num_ids, Address stream) {
-             cuda::touch(*self.ops, pool, group, at<int32_t>(ids), num_ids, at<void>(stream));
-           })
+      .def(
+          "reset_pool",
+          [](const BlockOpsObject& self, const cuda::Pool& pool, Address stream) {
+            cuda::reset_pool(*self.ops, pool, at<void>(stream));
+          },
+          no_gil)
+      .def(
+          "allocate",
+          [](const BlockOpsObject& self, const cuda::Pool& pool, int32_t num_requests,
+             Address counts, int64_t ids_capacity, Address ids, Address starts, Address status,
+             Address stream) {
+            cuda::allocate(*self.ops, pool,
+                           {num_requests, at<int32_t>(counts), ids_capacity, at<int32_t>(ids),
+                            at<int64_t>(starts), at<int32_t>(status)},
+                           at<void>(stream));
+          },
+          no_gil)
+      .def(
+          "release",
+          [](const BlockOpsObject& self, const cuda::Pool& pool, Address ids, int64_t num_ids,
+             Address stream) {
+            cuda::release(*self.ops, pool, at<int32_t>(ids), num_ids, at<void>(stream));
+          },
+          no_gil)
+      .def(
+          "touch",
+          [](const BlockOpsObject& self, const cuda::Pool& pool, Address ids, int64_t num_ids,
+             Address stream) {
+            cuda::touch(*self.ops, pool, at<int32_t>(ids), num_ids, at<void>(stream));
+          },
+          no_gil)
+      .def(
+          "reset_pool",
+          [](const BlockOpsObject& self, const cuda::SlicedPool& pool, Address stream) {
+            cuda::reset_pool(*self.ops, pool, at<void>(stream));
+          },
+          no_gil)
+      .def(
+          "allocate",
+          [](const BlockOpsObject& self, const cuda::SlicedPool& pool, int32_t num_requests,
+             Address counts, int64_t ids_capacity, Address ids, Address starts, Address status,
+             Address workspace, Address stream) {
+            cuda::allocate(*self.ops, pool,
+                           {num_requests, at<int32_t>(counts), ids_capacity, at<int32_t>(ids),
+                            at<int64_t>(starts), at<int32_t>(status), at<int64_t>(workspace)},
+                           at<void>(stream));
+          },
+          no_gil)
+      .def(
+          "release",
+          [](const BlockOpsObject& self, const cuda::SlicedPool& pool, int32_t group, Address ids,
+             int64_t num_ids, Address stream) {
+            cuda::release(*self.ops, pool, group, at<int32_t>(ids), num_ids, at<void>(stream));
+          },
+          no_gil)
+      .def(
+          "touch",
+          [](const BlockOpsObject& self, const cuda::SlicedPool& pool, int32_t group, Address ids,
+             int64_t num_ids, Address stream) {
+            cuda::touch(*self.ops, pool, group, at<int32_t>(ids), num_ids, at<void>(stream));
+          },
+          no_gil)
       .def("append_slots", &append<cuda::Pool>, no_gil)
       .def("append_slots", &append<cuda::SlicedPool>, no_gil)
       .def("release_rows", &release_rows<cuda::Pool>, no_gil)
       .def("release_rows", &release_rows<cuda::SlicedPool>, no_gil)
       .def("remap_blocks", &remap, no_gil)
-      .def("gather_tables", &gather)
+      .def("gather_tables", &gather, no_gil)
       .def(
           "zero_blocks",
           [](const BlockOpsObject& self, Address buffer, Address regions, int32_t num_regions,

@@ -51,7 +51,7 @@ const char* touch_slices(const SlicedPool& pool, int32_t group, const int32_t* i
 template <class Args>
 const char* append_slots(const Args& args, void*) {
   CpuTeam team;
-  append_slots_steps(team, args);
+  append_slots_steps(team, append_step(args, kAppendTileItems));
   return nullptr;
 }
 

@@ -19,12 +19,13 @@ class CpuTeam {
   }
 
   template <class Value, class Store>
-  int64_t scan(int64_t n, Value value, Store store) {
-    int64_t sum = 0;
+  auto scan(int64_t n, Value value, Store store) {
+    using Sum = decltype(value(n));
+    Sum sum{};
     for (int64_t i = 0; i < n; ++i) {
-      const int64_t v = value(i);
+      const Sum v = value(i);
       store(i, sum, v);
-      sum += v;
+      sum = sum + v;
     }
     return sum;
   }
@@ -32,6 +33,11 @@ class CpuTeam {
   template <class F>
   void once(F f) {
     f();
+  }
+
+  template <class F>
+  void for_each_tile(int64_t n, F f) {
+    for (int64_t t = 0; t < n; ++t) f(t);
   }
 
   int32_t fetch_add(int32_t* target, int32_t value) {
@@ -61,15 +67,16 @@ class ShuffledTeam : public CpuTeam {
   }
 
   template <class Value, class Store>
-  int64_t scan(int64_t n, Value value, Store store) {
-    std::vector<int64_t> values(static_cast<size_t>(n));
+  auto scan(int64_t n, Value value, Store store) {
+    using Sum = decltype(value(n));
+    std::vector<Sum> values(static_cast<size_t>(n));
     for (int64_t i : order(n)) values[static_cast<size_t>(i)] = value(i);
-    std::vector<int64_t> before(values.size());
-    std::exclusive_scan(values.begin(), values.end(), before.begin(), int64_t{0});
+    std::vector<Sum> before(values.size());
+    std::exclusive_scan(values.begin(), values.end(), before.begin(), Sum{});
     for (int64_t i : order(n)) {
       store(i, before[static_cast<size_t>(i)], values[static_cast<size_t>(i)]);
     }
-    return std::reduce(values.begin(), values.end());
+    return std::accumulate(values.begin(), values.end(), Sum{});
   }
 
  private:

@@ -1,6 +1,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "device/cuda/cuda_team.cuh"
 #include "device/steps.h"
@@ -11,10 +12,13 @@ namespace {
 
 constexpr int kTileThreads = 256;
 constexpr int kGatherThreads = 256;
-constexpr int kSlotThreads = 256;
-// Up to here the one thread block that takes the blocks also writes the slots: another launch costs
-// more than four rounds of its threads.
-constexpr int64_t kTokensOfOneLaunch = 4096;
+// A step of the whole device: one thread block counts a tile.
+constexpr int kItemThreads = kAppendTileItems;
+using ItemTeam = GridTeam<kItemThreads>;
+constexpr int kFewThreads = std::min(256, kTeamThreads / 2);
+// Up to here one thread block does all of a step: two more launches cost more than what they save.
+constexpr int64_t kItemsOfOneLaunch = 512;
+constexpr int64_t kSlotsOfOneLaunch = 1024;
 // Enough thread blocks in flight to keep the memory busy.
 constexpr int kBlocksPerMultiprocessor = 8;
 
@@ -66,29 +70,37 @@ __global__ void __launch_bounds__(kTeamThreads)
 
 template <class Args>
 __global__ void __launch_bounds__(kTeamThreads)
-    append_slots_kernel(const __grid_constant__ Args args) {
+    append_slots_kernel(const __grid_constant__ AppendStep<Args> step) {
   __shared__ CudaTeam::Storage storage;
   CudaTeam team(storage);
-  append_slots_steps(team, args);
+  append_slots_steps(team, step);
 }
 
 template <class Args>
-__global__ void __launch_bounds__(kTeamThreads)
-    append_blocks_kernel(const __grid_constant__ Args args) {
-  __shared__ CudaTeam::Storage storage;
-  CudaTeam team(storage);
-  append_blocks_steps(team, args);
+__global__ void __launch_bounds__(kItemThreads)
+    count_items_kernel(const __grid_constant__ AppendStep<Args> step) {
+  __shared__ ItemTeam::Storage storage;
+  ItemTeam team(storage);
+  claim_rows(team, step);
+  count_items(team, step, [&](int64_t, const RequestView& q) {
+    return q.row >= 0 && own_status(step, q) == kOk;
+  });
+}
+
+template <class Args, int threads>
+__global__ void __launch_bounds__(threads)
+    admit_kernel(const __grid_constant__ AppendStep<Args> step) {
+  __shared__ typename BlockTeam<threads>::Storage storage;
+  BlockTeam<threads> team(storage);
+  admit(team, step, true);
 }
 
 template <class Args>
-__global__ void __launch_bounds__(kSlotThreads)
-    write_slots_kernel(const __grid_constant__ Args args) {
-  const int64_t n = num_requests_of(args);
-  const int64_t stride = int64_t{gridDim.x} * kSlotThreads;
-  for (int64_t t = int64_t{blockIdx.x} * kSlotThreads + threadIdx.x; t < args.max_tokens;
-       t += stride) {
-    write_slots(args, n, t);
-  }
+__global__ void __launch_bounds__(kItemThreads)
+    fill_kernel(const __grid_constant__ AppendStep<Args> step) {
+  __shared__ ItemTeam::Storage storage;
+  ItemTeam team(storage);
+  fill(team, step);
 }
 
 template <class Args>
@@ -273,22 +285,26 @@ const char* load(Kernels*... kernels) {
 
 const char* load_common_kernels() {
   return load(gather_tables_kernel, remap_blocks_kernel, zero_blocks_kernel<uint4>,
-              copy_blocks_kernel<uint4>);
+              zero_blocks_kernel<uint2>, zero_blocks_kernel<uint32_t>, zero_blocks_kernel<uint16_t>,
+              zero_blocks_kernel<uint8_t>, copy_blocks_kernel<uint4>, copy_blocks_kernel<uint2>,
+              copy_blocks_kernel<uint32_t>, copy_blocks_kernel<uint16_t>,
+              copy_blocks_kernel<uint8_t>);
 }
 
 namespace launchers {
 
 const char* load_kernels_for(const Pool&) {
   return load(allocate_kernel<Pool, Allocate>, release_kernel, touch_kernel,
-              append_slots_kernel<AppendSlots>, append_blocks_kernel<AppendSlots>,
-              write_slots_kernel<AppendSlots>, release_rows_kernel<ReleaseRows>);
+              append_slots_kernel<AppendSlots>, count_items_kernel<AppendSlots>,
+              admit_kernel<AppendSlots, kFewThreads>, admit_kernel<AppendSlots, kTeamThreads>,
+              fill_kernel<AppendSlots>, release_rows_kernel<ReleaseRows>);
 }
 
 const char* load_kernels_for(const SlicedPool&) {
   return load(allocate_kernel<SlicedPool, AllocateSlices>, release_slices_kernel,
               touch_slices_kernel, append_slots_kernel<AppendSlices>,
-              append_blocks_kernel<AppendSlices>, write_slots_kernel<AppendSlices>,
-              release_rows_kernel<ReleaseSlicedRows>);
+              count_items_kernel<AppendSlices>, admit_kernel<AppendSlices, kTeamThreads>,
+              fill_kernel<AppendSlices>, release_rows_kernel<ReleaseSlicedRows>);
 }
 
 template <class PoolType>
@@ -323,15 +339,34 @@ const char* touch_slices(const SlicedPool& pool, int32_t group, const int32_t* i
 
 template <class Args>
 const char* append_slots(const Args& args, void* stream) {
-  if (args.max_tokens <= kTokensOfOneLaunch) {
-    return launch(append_slots_kernel<Args>, dim3(1), kTeamThreads, stream, args);
+  const int64_t items = int64_t{args.max_requests} * args.num_groups;
+  const int64_t slots = args.max_tokens * args.num_groups;
+  if (items <= kItemsOfOneLaunch && slots <= kSlotsOfOneLaunch) {
+    constexpr uint32_t tile = std::max<uint32_t>(kTeamThreads, kAppendTileItems);
+    return launch(append_slots_kernel<Args>, dim3(1), kTeamThreads, stream,
+                  append_step(args, tile));
   }
-  dim3 grid;
-  if (const char* error = grid_for(ceil_div(args.max_tokens, kSlotThreads), grid)) return error;
-  if (const char* error = launch(append_blocks_kernel<Args>, dim3(1), kTeamThreads, stream, args)) {
+  const AppendStep<Args> step = append_step(args, kAppendTileItems);
+  dim3 tiles;
+  dim3 places;
+  if (const char* error = grid_for(ceil_div(items, kItemThreads), tiles)) return error;
+  if (const char* error = grid_for(ceil_div(num_pieces(args), kItemThreads), places)) {
     return error;
   }
-  return launch(write_slots_kernel<Args>, grid, kSlotThreads, stream, args);
+  if (const char* error = launch(count_items_kernel<Args>, tiles, kItemThreads, stream, step)) {
+    return error;
+  }
+  // A barrier and a sum cost by the warps that take part.
+  auto* admit = admit_kernel<Args, kTeamThreads>;
+  int threads = kTeamThreads;
+  if constexpr (std::is_same_v<Args, AppendSlots>) {  // slices are looked for in longer lists
+    if (args.max_requests <= kFewThreads) {
+      admit = admit_kernel<Args, kFewThreads>;
+      threads = kFewThreads;
+    }
+  }
+  if (const char* error = launch(admit, dim3(1), threads, stream, step)) return error;
+  return launch(fill_kernel<Args>, places, kItemThreads, stream, step);
 }
 
 template <class Args>

@@ -7,7 +7,8 @@ namespace {
 
 constexpr double kCyclesPerSlot = 1.3;  // a scheduler rarely issues in every cycle
 constexpr double kMultiprocessors = 132;
-constexpr double kLaunchGap = 1755;  // from the end of a kernel to the next one's start in a graph
+constexpr double kLaunchGap =
+    kCyclesPerMicrosecond;  // from the end of a kernel to the next one's start in a graph
 
 struct Cost {
   double slots;
@@ -73,9 +74,9 @@ Cost cost_of(const Instruction& i) {
 Clock::Clock(unsigned warps, int registers)
     : warps_(warps, Warp{0, std::vector<double>(static_cast<size_t>(registers), 0)}) {}
 
-double Clock::earliest(unsigned warp, const Instruction& i) const {
+double Clock::ready(unsigned warp, const Instruction& i) const {
   const Warp& w = warps_[warp];
-  double time = std::max(w.time, schedulers_[warp % 4]);
+  double time = w.time;
   const auto needs = [&](int number) {
     if (number >= 0) time = std::max(time, w.ready[static_cast<size_t>(number)]);
   };
@@ -159,7 +160,7 @@ double Clock::now() const {
   return time;
 }
 
-void add_launch(const std::vector<Clock>& blocks, Costs& costs) {
+void add_launch(const std::string& kernel, const std::vector<Clock>& blocks, Costs& costs) {
   const auto slowest =
       std::max_element(blocks.begin(), blocks.end(),
                        [](const Clock& a, const Clock& b) { return a.now() < b.now(); });
@@ -172,7 +173,9 @@ void add_launch(const std::vector<Clock>& blocks, Costs& costs) {
   costs.slots += slots;
   costs.critical_slots += slowest->slots();
   costs.barriers += slowest->barriers();
-  costs.cycles += std::max(slowest->now(), slots * kCyclesPerSlot / 4 / kMultiprocessors);
+  const double cycles = std::max(slowest->now(), slots * kCyclesPerSlot / 4 / kMultiprocessors);
+  costs.kernels.emplace_back(kernel, cycles);
+  costs.cycles += cycles;
   if (costs.launches++ > 0) costs.cycles += kLaunchGap;
 }
 

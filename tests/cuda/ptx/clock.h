@@ -11,6 +11,8 @@
 
 namespace ptx {
 
+inline constexpr double kCyclesPerMicrosecond = 1755;
+
 /// What launches cost. Instructions and issue slots are exact counts of what ran, slots by a table
 /// of what ptxas makes of an instruction. Cycles are a first-order model of an H200: four
 /// schedulers a multiprocessor, one memory pipe, latencies of L1, L2 and parameters; clocks
@@ -23,8 +25,9 @@ struct Costs {
   uint64_t barriers = 0;      ///< of the slowest thread blocks
   uint64_t launches = 0;
   std::map<std::pair<int, int>, double> slots_of_line;  ///< by file and line
+  std::vector<std::pair<std::string, double>> kernels;  ///< their cycles, in order
 
-  double microseconds() const { return cycles / 1755.0; }
+  double microseconds() const { return cycles / kCyclesPerMicrosecond; }
 };
 
 /// The time on the multiprocessor that runs one thread block.
@@ -32,8 +35,10 @@ class Clock {
  public:
   Clock(unsigned warps, int registers);
 
-  /// When the next instruction of a warp could be issued.
-  double earliest(unsigned warp, const Instruction& instruction) const;
+  /// When what an instruction of a warp needs is there.
+  double ready(unsigned warp, const Instruction& instruction) const;
+  /// When the scheduler of a warp can issue again.
+  double free(unsigned warp) const { return schedulers_[warp % 4]; }
   /// Issues it. addresses: those of the active lanes, of a load, store or atomic operation.
   void issue(unsigned warp, const Instruction& instruction, double now,
              const std::vector<uint64_t>& addresses);
@@ -63,6 +68,6 @@ class Clock {
 };
 
 /// Adds a launch up: the slowest of its thread blocks, or all of them where they fill the device.
-void add_launch(const std::vector<Clock>& blocks, Costs& costs);
+void add_launch(const std::string& kernel, const std::vector<Clock>& blocks, Costs& costs);
 
 }  // namespace ptx

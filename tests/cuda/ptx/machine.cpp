@@ -113,22 +113,26 @@ class ThreadBlock {
   /// Runs the warp that can issue first, until all wait or have ended.
   void run_by_the_clock() {
     constexpr double kNever = std::numeric_limits<double>::infinity();
+    std::vector<double> ready(warps_.size());
+    const auto look_at = [&](unsigned w) {
+      const int pc = warps_[w].at_barrier ? kEnded : next(warps_[w]);
+      ready[w] = pc == kEnded ? kNever : clock_->ready(w, kernel_.code[static_cast<size_t>(pc)]);
+    };
+    for (unsigned w = 0; w < warps_.size(); ++w) look_at(w);
     for (;;) {
       unsigned first = 0;
-      double earliest = kNever;
+      now_ = kNever;
       for (unsigned w = 0; w < warps_.size(); ++w) {
-        const int pc = warps_[w].at_barrier ? kEnded : next(warps_[w]);
-        if (pc == kEnded) continue;
-        const double time = clock_->earliest(w, kernel_.code[static_cast<size_t>(pc)]);
-        if (time < earliest) {
-          earliest = time;
+        const double time = std::max(ready[w], clock_->free(w));
+        if (time < now_) {
+          now_ = time;
           first = w;
         }
       }
-      if (earliest == kNever) return;
+      if (now_ == kNever) return;
       addresses_.clear();
-      now_ = earliest;
       step(first);
+      look_at(first);
     }
   }
 
@@ -547,7 +551,7 @@ void Machine::run(const Program& program, const Kernel& kernel, const Dimensions
                 costs != nullptr ? &clocks.back() : nullptr)
         .run(random);
   }
-  if (costs != nullptr) add_launch(clocks, *costs);
+  if (costs != nullptr) add_launch(kernel.name, clocks, *costs);
 }
 
 }  // namespace ptx

@@ -59,6 +59,7 @@ struct Runtime {
   std::optional<ptx::Program> program;
   std::map<const void*, std::string> names;  // of kernels, by the host's functions
   std::set<std::string> launched;
+  std::set<const void*> loaded;  // a device loads a kernel when it is first used
   ptx::Machine machine{1};
   ptx::Costs* costs = nullptr;
   int capturing = 0;
@@ -167,6 +168,9 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
   }
   const auto name = runtime().names.find(function);
   if (name == runtime().names.end()) return cudaErrorInvalidDeviceFunction;
+  if (runtime().loaded.insert(function).second && runtime().capturing > 0) {
+    return cudaErrorStreamCaptureUnsupported;
+  }
   const ptx::Kernel& kernel = ptx::program().kernels.find(name->second)->second;
   std::vector<std::byte> parameters(kernel.parameter_bytes, std::byte{0xcd});
   for (size_t i = 0; i < kernel.parameters.size(); ++i) {
@@ -188,6 +192,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* function) {
+  runtime().loaded.insert(function);
   return runtime().names.contains(function) ? cudaSuccess : cudaErrorInvalidDeviceFunction;
 }
 

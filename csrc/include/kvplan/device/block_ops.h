@@ -87,6 +87,9 @@ struct AppendSlotsTo {
   int64_t* positions = nullptr;     ///< [max_tokens] or null: 0 for padding
   int64_t* workspace = nullptr;     ///< [append_slots_workspace(max_requests, num_groups)]
   GroupTable groups[kMaxGroups];
+  /// [num_rows], 0 between calls, or null: that rows are distinct is not checked. Of the requests
+  /// with one row all but the first are kBadRequest.
+  int32_t* row_claims = nullptr;
 };
 
 using AppendSlots = AppendSlotsTo<Pool>;
@@ -103,6 +106,7 @@ struct ReleaseRowsTo {
   const int32_t* rows = nullptr;  ///< [max_requests] distinct; -1 is skipped
   int64_t* workspace = nullptr;   ///< as for `AppendSlots`
   GroupTable groups[kMaxGroups];
+  int32_t* row_claims = nullptr;  ///< as for `AppendSlots`; a row named again is kBadBlockId
 };
 
 using ReleaseRows = ReleaseRowsTo<Pool>;
@@ -163,7 +167,7 @@ struct RemapBlocks {
   const int32_t* targets = nullptr;  ///< [num_moves]
 };
 
-inline constexpr int32_t kBlockOpsVersion = 2;
+inline constexpr int32_t kBlockOpsVersion = 3;
 
 /// One implementation. `stream` is a cudaStream_t, or null for the default stream; the CPU's runs
 /// at once. Returns null, or why the launch failed.
@@ -198,10 +202,14 @@ constexpr int64_t allocate_slices_workspace(int64_t num_requests, int64_t num_gr
   return (num_requests * num_groups + 1) + (3 * num_groups + 1);
 }
 
+/// Items (a group of a request) that are added up together.
+inline constexpr int64_t kAppendTileItems = 256;
+
 /// Elements of `AppendSlots::workspace`, `AppendSlices::workspace` and those of `ReleaseRows`.
 constexpr int64_t append_slots_workspace(int64_t max_requests, int64_t num_groups) {
-  return (max_requests + 1) + (max_requests * num_groups + 1) +
-         allocate_slices_workspace(max_requests, num_groups);
+  const int64_t items = max_requests * num_groups;
+  return 3 * (max_requests + 1) + 3 * items + 2 * ceil_div(items, kAppendTileItems) + 4 +
+         (items + 1) + allocate_slices_workspace(max_requests, num_groups);
 }
 
 /// Makes all blocks free: the lowest id is handed out first.

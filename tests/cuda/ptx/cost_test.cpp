@@ -1,0 +1,195 @@
+// What a decode step costs, by the count of issue slots and the model of clock.h, and the limits
+// that it must keep. ptx_cost_test [name of one case [lines of source to list]].
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kvplan/device/cuda_block_ops.h"
+#include "runtime.h"
+
+namespace {
+
+using namespace kvplan::cuda;
+
+constexpr int32_t kBlockSize = 16;
+constexpr int32_t kContext = 4000;
+constexpr int32_t kWindow = 1023;
+constexpr int32_t kSlicesOfWindowed = 8;
+
+/// Requests with a context of about 4,000 tokens, 3/4 of their groups windowed, and the pool they
+/// use.
+template <class Args>
+class Batch {
+ public:
+  Batch(int32_t requests, int32_t groups, int32_t windowed, int32_t new_tokens, bool is_full)
+      : width_((kContext + new_tokens + 96) / kBlockSize + 4) {
+    args_.num_groups = groups;
+    args_.num_rows = args_.max_requests = requests;
+    args_.workspace = array<int64_t>(append_slots_workspace(requests, groups));
+    rows_ = array<int32_t>(requests);
+    context_ = array<int32_t>(requests);
+    new_tokens_ = array<int32_t>(requests);
+    std::iota(rows_, rows_ + requests, 0);
+    args_.rows = rows_;
+    args_.context_lens = context_;
+    args_.new_tokens = new_tokens_;
+    args_.status = status_ = array<int32_t>(requests);
+    args_.query_starts = array<int32_t>(requests + 1);
+    args_.row_claims = array<int32_t>(requests);
+    for (int32_t g = 0; g < groups; ++g) {
+      args_.groups[g] = {.table = array<int32_t>(int64_t{requests} * width_),
+                         .num_entries = array<int32_t>(requests),
+                         .row_stride = width_,
+                         .width = width_,
+                         .block_size = kBlockSize,
+                         .window = g < windowed ? Window{WindowKind::kSliding, kWindow} : Window{}};
+    }
+    make_pool(args_.pool, requests, groups, windowed);
+    reset_pool(cpu_block_ops(), args_.pool);
+    fill(requests);
+    args_.max_tokens = args_.slots_stride = int64_t{requests} * new_tokens;
+    args_.slots = array<int64_t>(groups * args_.max_tokens);
+    std::fill_n(new_tokens_, requests, new_tokens);
+    if (is_full) {
+      int32_t& num_free = args_.pool.state[kNumFree];
+      num_free = std::min(num_free, requests / kBlockSize * groups / 3);
+    }
+  }
+
+  ptx::Costs step(int32_t& refused) {
+    ptx::Costs costs;
+    ptx::count_costs(&costs);
+    append_slots(cuda_block_ops(), args_);
+    ptx::count_costs(nullptr);
+    refused = static_cast<int32_t>(std::count(status_, status_ + args_.max_requests, kOutOfBlocks));
+    return costs;
+  }
+
+ private:
+  template <class T>
+  T* array(int64_t size) {
+    memory_.push_back(std::make_unique<int64_t[]>(
+        (static_cast<size_t>(size) * sizeof(T) + sizeof(int64_t) - 1) / sizeof(int64_t)));
+    return reinterpret_cast<T*>(memory_.back().get());
+  }
+
+  void make_pool(Pool& pool, int32_t requests, int32_t groups, int32_t) {
+    pool.num_blocks = requests * groups * width_;
+    pool.free_ids = array<int32_t>(pool.num_blocks);
+    pool.state = array<int32_t>(kPoolStateSize);
+  }
+
+  void make_pool(SlicedPool& pool, int32_t requests, int32_t groups, int32_t windowed) {
+    pool.num_groups = groups;
+    pool.max_slices = kSlicesOfWindowed;
+    for (int32_t g = 0; g < groups; ++g) {
+      pool.slices[g] = g < windowed ? kSlicesOfWindowed : 1;
+      pool.num_large_blocks += requests * width_ / pool.slices[g] + requests;
+    }
+    pool.free_large = array<int32_t>(pool.num_large_blocks);
+    pool.listed = array<int32_t>(pool.num_large_blocks);
+    pool.state = array<int32_t>(kPoolStateSize + groups);
+    pool.large = array<LargeBlock>(pool.num_large_blocks);
+    pool.used_slices = array<int32_t>(pool.num_large_blocks);
+  }
+
+  /// The rows as if their requests had come here by chunks of 64 tokens, and then by 20 steps.
+  void fill(int32_t requests) {
+    constexpr int32_t kChunk = 64;
+    Args a = args_;
+    a.max_tokens = a.slots_stride = int64_t{requests} * kChunk;
+    const auto slots =
+        std::make_unique<int64_t[]>(static_cast<size_t>(a.num_groups * a.max_tokens));
+    a.slots = slots.get();
+    const auto grow = [&](int32_t most, auto length) {
+      for (bool more = true; more;) {
+        more = false;
+        for (int32_t r = 0; r < requests; ++r) {
+          new_tokens_[r] = std::min(most, length(r) - context_[r]);
+          more = more || new_tokens_[r] > 0;
+        }
+        append_slots(cpu_block_ops(), a);
+        for (int32_t r = 0; r < requests; ++r) context_[r] += new_tokens_[r];
+      }
+    };
+    grow(kChunk, [](int32_t r) { return kContext + r % kBlockSize; });
+    grow(1, [](int32_t r) { return kContext + r % kBlockSize + 20; });
+  }
+
+  std::vector<std::unique_ptr<int64_t[]>> memory_;
+  const int32_t width_;
+  int32_t* rows_;
+  int32_t* context_;
+  int32_t* new_tokens_;
+  int32_t* status_;
+  Args args_;
+};
+
+struct Case {
+  const char* name;
+  bool is_sliced;
+  int32_t requests, groups, windowed, new_tokens;
+  bool is_full;
+  double limit;  // microseconds
+};
+
+constexpr Case kCases[] = {
+    {"plain 256 x 4", false, 256, 4, 3, 1, false, 11.5},
+    {"plain 256 x 16", false, 256, 16, 12, 1, false, 14},
+    {"plain 1024 x 16", false, 1024, 16, 12, 1, false, 14},
+    {"plain 1024 x 16, full", false, 1024, 16, 12, 1, true, 25},
+    {"sliced 256 x 4", true, 256, 4, 3, 1, false, 110},
+    {"sliced 256 x 16", true, 256, 16, 12, 1, false, 430},
+    {"sliced 1024 x 16", true, 1024, 16, 12, 1, false, 590},
+    {"chunk of 32768 x 4", false, 1, 4, 0, 32768, false, 14},
+    {"chunk of 32768 x 4, windows", false, 1, 4, 3, 32768, false, 14},
+};
+
+ptx::Costs costs_of(const Case& c, int32_t& refused) {
+  if (c.is_sliced) {
+    return Batch<AppendSlices>(c.requests, c.groups, c.windowed, c.new_tokens, c.is_full)
+        .step(refused);
+  }
+  return Batch<AppendSlots>(c.requests, c.groups, c.windowed, c.new_tokens, c.is_full)
+      .step(refused);
+}
+
+void list_lines(const ptx::Costs& costs, size_t count) {
+  for (const auto& [name, cycles] : costs.kernels) {
+    std::printf("  %6.1f us %s\n", cycles / ptx::kCyclesPerMicrosecond, name.c_str());
+  }
+  std::vector<std::pair<double, std::pair<int, int>>> lines;
+  for (const auto& [line, slots] : costs.slots_of_line) lines.emplace_back(slots, line);
+  std::sort(lines.rbegin(), lines.rend());
+  lines.resize(std::min(lines.size(), count));
+  for (const auto& [slots, line] : lines) {
+    std::printf("  %5.1f %% %s:%d\n", 100 * slots / costs.slots,
+                ptx::program().files[line.first].c_str(), line.second);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool all_kept = true;
+  for (const Case& c : kCases) {
+    if (argc > 1 && std::string(argv[1]) != c.name) continue;
+    int32_t refused = 0;
+    const ptx::Costs costs = costs_of(c, refused);
+    const bool kept = costs.microseconds() <= c.limit;
+    all_kept = all_kept && kept;
+    std::printf(
+        "%-28s %6.1f us of %4.0f%s, %8.0f slots, %8.0f on the critical path, %llu launches,"
+        " %llu barriers, %d refused\n",
+        c.name, costs.microseconds(), c.limit, kept ? "" : " (above)", costs.slots,
+        costs.critical_slots, static_cast<unsigned long long>(costs.launches),
+        static_cast<unsigned long long>(costs.barriers), refused);
+    std::fflush(stdout);
+    if (argc > 2) list_lines(costs, std::strtoull(argv[2], nullptr, 10));
+  }
+  return all_kept ? 0 : 1;
+}
