@@ -52,6 +52,13 @@ def test_the_answer_is_what_the_schema_says(definition, command):
     assert broken(definition, answer) == []
 
 
+def test_a_measurement_is_what_the_schema_says():
+    args = ("bench", "gemma-3-27b", "--workers", "1", "--work", "planning", "--budget", "0.01")
+    answer = json.loads(run(*args, "--no-vllm", "--quiet", "--json").stdout)
+    assert answer["rows"]
+    assert broken("bench", answer) == []
+
+
 def test_broken_rules_are_what_the_schema_says(tmp_path):
     plan = json.loads(run("plan", *GEMMA, "--json").stdout)
     del plan["placement"]["workers"][0]["layers"][0]
