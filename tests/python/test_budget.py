@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+from cli_runner import run
 from recordings import recordings
 
 from kvplan.offline.budget.activation import activation, shape_of
@@ -296,3 +297,32 @@ def test_the_page_is_up_to_date():
     page = budget_page()
     text = page.PAGE.read_text()
     assert page.updated(text) == text, "run scripts/make_budget_page.py"
+
+
+#: What vLLM 0.33.0's model runner allocates more with --enable-lora, as its construction on the
+#: meta device shows: model, TP, --max-loras, --max-lora-rank, bytes.
+ADAPTERS = (
+    ("llama-3.1-8b", 1, 1, 16, 92957696),
+    ("llama-3.1-8b", 1, 4, 64, 1511681024),
+    ("llama-3.1-8b", 2, 4, 64, 1061819392),
+    ("qwen3-30b-a3b", 1, 4, 64, 27214531584),
+)
+
+
+@pytest.mark.parametrize(("source", "ranks", "adapters", "rank", "recorded"), ADAPTERS)
+def test_adapters(source, ranks, adapters, rank, recorded):
+    """Within the 3 % that the budget states; experts take by far the most."""
+    options = ModelOptions(tensor_parallel_size=ranks)
+    model = load(source)
+    deployment = Deployment(find_gpu("H200"), 0.92, 256, adapters=adapters, adapter_rank=rank)
+    (budget,) = memory_budgets(model, options, deployment, weights_on_ranks(model, options))
+    (part,) = [part for part in budget.parts if part.name == "LoRA adapters"]
+    assert part.bytes == pytest.approx(recorded, rel=0.03)
+    assert part.error == pytest.approx(0.03 * part.bytes, rel=0.01)
+
+
+def test_a_line_with_adapters():
+    line = ("vllm", "serve", "llama-3.1-8b", "--enable-lora", "--max-loras", "4")
+    answer = json.loads(run("plan", "--gpu", "H100", "--json", "--", *line).stdout)
+    (budget,) = answer["budget"]
+    assert "LoRA adapters" in [part["name"] for part in budget["parts"]]

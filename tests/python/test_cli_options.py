@@ -249,7 +249,6 @@ def test_asynchronous_scheduling_of_a_recorded_request(tmp_path):
     ("arguments", "said"),
     [
         (("fit", "qwen3-8b", "--memory", "9GiB", "--concurrency", "0.5"), "integer"),
-        (("sweep", "qwen3-8b", "--memory", "9GiB", "--max-groups", "x"), "integer"),
         (("sweep", "qwen3-8b", "--memory", "9GiB", "--jobs", "x"), "integer"),
         (("bench", "--budget", "x"), "number"),
         (

@@ -279,11 +279,11 @@ def test_a_line_as_a_preset():
 
 
 def test_what_is_not_planned_is_one_line():
-    line = "vllm serve llama-3.1-8b --enable-lora --port 80 --cpu-offload-gb 4 -dp 1 --headless"
+    line = "vllm serve llama-3.1-8b --lora-dtype half --port 80 --cpu-offload-gb 4 -dp 1 --headless"
     result = plan("--memory", "30GiB", "--", f"VLLM_MLA_DISABLE=1 VLLM_LAYER=1 {line}")
     first, second = result.stderr.splitlines()
     assert first == (
-        "kvplan: not planned: --enable-lora (adapters take memory), --cpu-offload-gb (part of the "
+        "kvplan: not planned: --lora-dtype (adapters take memory), --cpu-offload-gb (part of the "
         "weights stays in host memory), VLLM_MLA_DISABLE (caches are those of heads, not latent "
         "ones)"
     )

@@ -9,15 +9,18 @@ from dataclasses import dataclass, replace
 from kvplan.offline.budget.activation import activation, shape_of
 from kvplan.offline.budget.cuda_graphs import ESTIMATED_SINCE, capture_sizes, cuda_graphs
 from kvplan.offline.budget.gpus import Gpu
+from kvplan.offline.budget.lora import adapter_bytes
 from kvplan.offline.budget.non_torch import non_torch
 from kvplan.offline.budget.runner_buffers import runner_buffers
-from kvplan.offline.budget.weights import ITEM_SIZES, Weights
+from kvplan.offline.budget.weights import ITEM_SIZES, Weights, config_tensors, rank_places
 from kvplan.offline.models.options import ModelOptions
 from kvplan.offline.models.plan_input import ModelConfig, read_layers
 
 _VERSION = (0, 33)
 #: Of peak activation, by the phase that rules it; eager execution is what the forms are of.
 _ACTIVATION_ERROR = {"sampler": 0.015, "encoder": 0.06, "forward": 0.1}
+#: Of what is kept for adapters: scratch space besides is not modelled.
+_ADAPTER_ERROR = 0.03
 #: Of a GPU's memory: what drivers and boards of one name report differs by as much.
 _DRIVER_ERROR = 0.004
 
@@ -98,6 +101,8 @@ class Deployment:
         expert_parallel: Whether whole experts are given to ranks.
         overhead_bytes: All but the weights, or None for what is predicted.
         version: vLLM's version.
+        adapters: LoRA adapters that may be active at once, 0 without ``--enable-lora``.
+        adapter_rank: Their rank at most.
     """
 
     gpu: Gpu
@@ -108,6 +113,8 @@ class Deployment:
     expert_parallel: bool = False
     overhead_bytes: int | None = None
     version: tuple[int, int] = _VERSION
+    adapters: int = 0
+    adapter_rank: int = 16
 
 
 def memory_budgets(
@@ -187,6 +194,26 @@ def _parts(
         Part("runner's buffers", buffers, buffers // 50, f"vLLM {release}'s model runner"),
         Part("non-torch", other.bytes, other.error, "start-up logs"),
     ]
+    if deployment.adapters:
+        tensors = config_tensors(read, options)
+        places = rank_places(
+            read, options, tensors, deployment.data_parallel_size, deployment.expert_parallel
+        )
+        held = adapter_bytes(
+            tensors,
+            places[stage],
+            adapters=deployment.adapters,
+            rank=deployment.adapter_rank,
+            itemsize=itemsize,
+        )
+        parts.append(
+            Part(
+                "LoRA adapters",
+                held,
+                int(_ADAPTER_ERROR * held),
+                f"{deployment.adapters} of rank {deployment.adapter_rank}",
+            )
+        )
     if not deployment.enforce_eager and version >= ESTIMATED_SINCE:
         sizes = capture_sizes(sequences, tokens, capability=capability)
         layers = -(-read.layers.num_hidden_layers // stages)

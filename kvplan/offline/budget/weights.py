@@ -72,9 +72,9 @@ def weights_on_ranks(
     if total_bytes is None:
         tensors, total_bytes, source = _found(model)
         error = 0.005 if tensors is None else 0.001
-    own = _config_tensors(read, options) if tensors is None else tensors
+    own = config_tensors(read, options) if tensors is None else tensors
     drafting = mtp_tensors(own, read.layers.num_hidden_layers)
-    places = _places(read, options, own, data_parallel_size, expert_parallel)
+    places = rank_places(read, options, own, data_parallel_size, expert_parallel)
     itemsize = ITEM_SIZES[read.dtype]
     held = [bytes_on_rank(own, place, itemsize) for place in places]
     if total_bytes is not None:
@@ -140,7 +140,8 @@ def _drafter_bytes(
     return weights_on_ranks(load(str(speculative.get("model"))), alone).by_stage[0]
 
 
-def _config_tensors(read: ReadLayers, options: ModelOptions) -> list[Parameter]:
+def config_tensors(read: ReadLayers, options: ModelOptions) -> list[Parameter]:
+    """Every tensor that the config tells of, in the bits that it is stored in."""
     tensors = parameters(read.root, read.text, read.architecture, read.layers)
     for view in (read.root, read.text):
         config = view.values.get("quantization_config")
@@ -151,7 +152,7 @@ def _config_tensors(read: ReadLayers, options: ModelOptions) -> list[Parameter]:
     return tensors
 
 
-def _places(
+def rank_places(
     read: ReadLayers,
     options: ModelOptions,
     tensors: list[Parameter],

@@ -279,6 +279,21 @@ ESTIMATE_OPTIONS = (
     click.option(
         "--enable-expert-parallel", is_flag=True, help="Whole experts on each GPU, not slices."
     ),
+    click.option("--enable-lora", is_flag=True, help="Keep room for LoRA adapters."),
+    click.option(
+        "--max-loras",
+        type=POSITIVE,
+        default=1,
+        show_default=True,
+        help="Adapters that may be active at once.",
+    ),
+    click.option(
+        "--max-lora-rank",
+        type=POSITIVE,
+        default=16,
+        show_default=True,
+        help="Rank of an adapter at most.",
+    ),
     click.option(
         "--vllm-version",
         type=Parsed("version", _version),
@@ -443,6 +458,8 @@ def estimate_of(values: dict[str, Any]) -> GpuBudget | None:
             data_parallel_size=values["replicas"],
             overhead_bytes=values["overhead"],
             version=values["vllm_version"],
+            adapters=values["max_loras"] if values["enable_lora"] else 0,
+            adapter_rank=values["max_lora_rank"],
         ),
         weights_bytes=None if weights == "auto" else weights,
         weights_per_gpu=per_gpu,

@@ -73,7 +73,7 @@ _SHARED = (
     *("enable_prefix_caching", "async_scheduling", "num_gpu_blocks_override", "layout"),
     *("max_groups", "gpu_memory_utilization", "weights", "weights_per_gpu", "overhead"),
     *("enforce_eager", "enable_expert_parallel", "vllm_version", "max_num_seqs", "replicas"),
-    "quantization",
+    *("quantization", "enable_lora", "max_loras", "max_lora_rank"),
 )
 
 
