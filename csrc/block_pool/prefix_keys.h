@@ -261,11 +261,16 @@ void PrefixKeys::cache_full(const FullBlocks& full, const FullBlockColumns& colu
   const size_t num_blocks = full.hashes.size();
   to_cache_.resize(num_blocks);
   for (size_t i = 0; i < num_blocks; ++i) {
+    bool is_cached = false;  // a hash that nobody needs may be none
     for (size_t j = 0; j < columns.groups.size(); ++j) {
       const uint32_t block = record_of(columns.at(i, j));
-      if (!is_skipped(full, i, columns.at(i, j))) check_new_hash(full, i, block);
+      if (is_skipped(full, i, columns.at(i, j))) continue;
+      check_new_hash(full, i, block);
+      is_cached = true;
     }
-    to_cache_[i] = {lookup_hash(full.hashes[i])};
+    to_cache_[i] = {};
+    if (!is_cached) continue;
+    to_cache_[i].hash = lookup_hash(full.hashes[i]);
     index.prefetch(to_cache_[i].hash.mixed);
   }
   // An entry that a hash had may be another's, once a block has lost its keys.

@@ -286,7 +286,7 @@ TEST(BlockPool, AllocationForgetsWhatTheBlocksCached) {
 TEST(BlockPool, MaskedBlocksStayOutOfTheCache) {
   BlockPool pool(4, {.enable_events = true});
   pool.get_new_blocks(int64_t{3});
-  const std::vector<std::string_view> hashes{"a", "b", "c"};
+  const std::vector<std::string_view> hashes{"a", "", "c"};  // that of a masked block is not read
   const std::vector<uint8_t> mask{1, 0, 1};
   pool.cache_full_blocks({.blocks = Ids{1, 2, 3},
                           .hashes = hashes,

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "bindings/bindings.h"
+#include "bindings/vllm/fast_call.h"
 
 namespace kvplan::bindings {
 
@@ -358,8 +359,8 @@ PyMemberDef block_members[] = {
     {nullptr, 0, 0, 0, nullptr}};
 
 PyMethodDef block_methods[] = {
-    {"set_block_hash", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(set_block_hash)),
-     METH_VARARGS | METH_KEYWORDS, "Gives the block its primary key; it must have none."},
+    {"set_block_hash", as_method(set_block_hash), METH_VARARGS | METH_KEYWORDS,
+     "Gives the block its primary key; it must have none."},
     {"reset_hash", reset_hash, METH_NOARGS, "Drops the keys of the block."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -63,19 +63,13 @@ struct Names {
 };
 Names names;
 
-/// Runs `body`, which returns a new reference or null; C++ exceptions become Python ones.
 template <typename Body>
 PyObject* guarded(PyObject* self, Body&& body) {
   if (as_pool(self)->arena == nullptr) {
     PyErr_SetString(PyExc_RuntimeError, "BlockPool.__init__ was not called");
     return nullptr;
   }
-  try {
-    return body();
-  } catch (...) {
-    set_python_error();
-    return nullptr;
-  }
+  return without_exceptions(body);
 }
 
 bool to_size(PyObject* object, Py_ssize_t& result) {

@@ -96,7 +96,6 @@ struct ManagerObject {
 
 ManagerObject* as_self(PyObject* object) { return reinterpret_cast<ManagerObject*>(object); }
 
-/// Runs `body`, which returns a new reference or null; C++ exceptions become Python ones.
 template <typename Body>
 PyObject* guarded(PyObject* object, Body&& body) {
   ManagerObject* self = as_self(object);
@@ -104,12 +103,7 @@ PyObject* guarded(PyObject* object, Body&& body) {
     PyErr_SetString(PyExc_RuntimeError, "KVCacheManager.__init__ was not called");
     return nullptr;
   }
-  try {
-    return body(*self, *self->parts);
-  } catch (...) {
-    set_python_error();
-    return nullptr;
-  }
+  return without_exceptions([&] { return body(*self, *self->parts); });
 }
 
 bool to_int(PyObject* object, int64_t& result) {

@@ -5,6 +5,8 @@
 #include <array>
 #include <cstddef>
 
+#include "bindings/vllm/native_types.h"
+
 /// Helpers for methods that CPython calls with METH_FASTCALL | METH_KEYWORDS.
 namespace kvplan::bindings {
 
@@ -39,6 +41,17 @@ class Ref {
  private:
   PyObject* object_ = nullptr;
 };
+
+/// Runs `body`, which returns a new reference or null; C++ exceptions become Python ones.
+template <typename Body>
+PyObject* without_exceptions(Body&& body) {
+  try {
+    return body();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
 
 /// Arguments of a call by position; missing ones are null. False with a Python error.
 template <size_t N>

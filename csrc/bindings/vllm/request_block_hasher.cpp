@@ -181,12 +181,8 @@ PyObject* call(PyObject* callable, PyObject* const* args, size_t flagged_count,
       const auto size = static_cast<Py_ssize_t>(self->state->hasher.block_size());
       const Py_ssize_t start = PyList_GET_SIZE(hashes.get()) * size;
       if (start + size > PyList_GET_SIZE(tokens.get())) return PyList_New(0);
-      PyObject* result = nullptr;
-      try {
-        result = hash_natively(self, args[0], hashes.get(), tokens.get(), start);
-      } catch (...) {
-        set_python_error();
-      }
+      PyObject* result = without_exceptions(
+          [&] { return hash_natively(self, args[0], hashes.get(), tokens.get(), start); });
       if (result != nullptr) ++self->num_native;
       if (result != nullptr || PyErr_Occurred()) return result;
     }
