@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from kvplan.offline.cli.failures import BadInput
 
 Row = Sequence[Any]
+_T = TypeVar("_T")
 
 
 class RowWriter:
@@ -143,6 +146,63 @@ class _Parquet:
         }
         self._writer.write_table(self._table(values, schema=self._schema))
         self._rows = []
+
+
+class ParquetParts:
+    """A folder of Parquet files, one for each chunk of rows, that is whole at any time.
+
+    A file appears under its name when it is complete, so whoever goes on later does only what is
+    missing. What reads Parquet reads the folder as one table.
+    """
+
+    def __init__(self, path: Path, columns: Mapping[str, type], what: str) -> None:
+        """Begin, or go on.
+
+        Args:
+            path: The folder; its name ends in .parquet.
+            columns: As for `RowWriter`.
+            what: Says what the rows are of; a folder of something else is refused.
+
+        Raises:
+            BadInput: It is a file, or holds the rows of something else.
+        """
+        if path.suffix.lower() != ".parquet" or path.is_file():
+            raise BadInput(
+                f"{path}: with --resume the output is a folder of Parquet files, whose name ends "
+                "in .parquet; a file is written whole"
+            )
+        self._path, self._columns = path, columns
+        path.mkdir(exist_ok=True)
+        self._about = path / "_about.txt"
+        if self._about.exists() and self._about.read_text(encoding="utf-8") != what:
+            raise BadInput(f"{path} holds the rows of another sweep; give another --output")
+        self._about.write_text(what, encoding="utf-8")
+        self._expected: deque[int] = deque()
+        self.done = {int(part.stem.rpartition("-")[2]) for part in path.glob("part-*.parquet")}
+        self.count = 0
+
+    def __enter__(self) -> ParquetParts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def missing(self, chunks: Iterable[_T]) -> Iterator[_T]:
+        """The chunks whose rows are not here yet; `write` takes theirs in this order."""
+        for number, chunk in enumerate(chunks):
+            if number not in self.done:
+                self._expected.append(number)
+                yield chunk
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """The rows of the next missing chunk."""
+        name = f"part-{self._expected.popleft():06}.parquet"
+        unfinished = self._path / f".{name}"
+        part = _Parquet(unfinished, self._columns)
+        part.write(rows)
+        part.end()
+        os.replace(unfinished, self._path / name)
+        self.count += len(rows)
 
 
 FORMATS: dict[str, Any] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,11 @@ from kvplan.offline.cli.pictures import CHART_HELP
 from kvplan.offline.cli.preset import print_preset_if_asked
 from kvplan.offline.cli.shadowed import warn_if_shadowed
 from kvplan.offline.cli.suggestions import did_you_mean
+from kvplan.offline.cli.sweep_run import BACKENDS
 
 if TYPE_CHECKING:
-    from kvplan.offline.cli.sweep_grid import Estimated
+    from kvplan.offline.cli.row_writers import ParquetParts, RowWriter
+    from kvplan.offline.cli.sweep_grid import Chunk, Estimated
 
 EPILOG = """\b
 Examples:
@@ -90,6 +92,32 @@ def _shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def jobs_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of several processes."""
+    for option in (
+        click.option(
+            "--cluster",
+            help="Address of the cluster of --backend; without it, one starts on this machine.",
+        ),
+        click.option(
+            "--backend",
+            type=click.Choice(BACKENDS),
+            default="loky",
+            show_default=True,
+            help="Where the processes are: joblib's own on this machine, or a Ray or Dask "
+            "cluster's (pip install ray, distributed).",
+        ),
+        click.option(
+            "-j",
+            "--jobs",
+            type=IntegerIn(1, 1024),
+            help="Processes (pip install joblib).  [default: all cores, or 1 without joblib]",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 @click.command("sweep", epilog=EPILOG)
 @click.argument("models", nargs=-1)
 @click.option("--memory", type=SIZES, help="Sizes for the KV cache of each GPU.")
@@ -138,7 +166,7 @@ def _shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path),
     help="A .csv, .json, .jsonl or (pip install pyarrow) .parquet file; the default is "
     "CSV on stdout.",
 )
@@ -155,7 +183,12 @@ def _shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="The answer that --plot draws, a column of the output.",
 )
-@click.option("-j", "--jobs", type=IntegerIn(1, 1024), help="Processes; default: all cores.")
+@jobs_options
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Write --output as a folder of Parquet files, and do only what is missing there.",
+)
 @click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
 @preset_options
 def command(
@@ -163,6 +196,9 @@ def command(
     plot: Path | None,
     plot_column: str,
     jobs: int | None,
+    backend: str,
+    cluster: str | None,
+    resume: bool,
     quiet: bool,
     print_config: bool,
     **values: Any,
@@ -170,7 +206,7 @@ def command(
     """Plan every combination of the given values for MODELS."""
     print_preset_if_asked(print_config)
     from kvplan.offline.cli.progress import ProgressBar
-    from kvplan.offline.cli.row_writers import RowWriter
+    from kvplan.offline.cli.row_writers import ParquetParts, RowWriter
     from kvplan.offline.cli.sweep_grid import COLUMN_TYPES
     from kvplan.offline.cli.sweep_plot import SweepPlot
     from kvplan.offline.cli.sweep_run import default_jobs, run_chunks
@@ -179,11 +215,21 @@ def command(
         from kvplan.offline.cli.charts import check_chart, write_chart
 
         check_chart(plot)
+    if resume and (output is None or plot is not None):
+        raise BadInput("--resume goes on writing an --output, and draws no --plot")
     grid = _grid(values)
     picture = SweepPlot(grid, plot_column) if plot is not None else None
     started = time.perf_counter()
     code = FITS
-    with RowWriter(output, COLUMN_TYPES) as writer, ProgressBar(len(grid), hidden=quiet) as advance:
+    chunks: Iterable[Chunk] = grid.chunks()
+    rows_out: RowWriter | ParquetParts
+    if resume:
+        assert output is not None
+        rows_out = ParquetParts(output, COLUMN_TYPES, repr(grid))
+        chunks = rows_out.missing(chunks)
+    else:
+        rows_out = RowWriter(output, COLUMN_TYPES)
+    with rows_out as writer, ProgressBar(len(grid), hidden=quiet) as advance:
 
         def write(rows: list[tuple[Any, ...]]) -> None:
             writer.write(rows)
@@ -192,7 +238,7 @@ def command(
             advance(len(rows))
 
         try:
-            run_chunks(grid.chunks(), jobs or default_jobs(len(grid)), write)
+            run_chunks(chunks, jobs or default_jobs(len(grid)), write, backend, cluster)
         except KeyboardInterrupt:
             code = INTERRUPTED
     if picture is not None and plot is not None:
@@ -200,7 +246,8 @@ def command(
         if not quiet:
             click.echo(f"wrote {plot}", err=True)
     if not quiet:
-        _summary(writer.count, len(grid), time.perf_counter() - started, output)
+        before = len(grid) - writer.count if resume and code == FITS else 0
+        _summary(writer.count + before, len(grid), time.perf_counter() - started, output)
     return code
 
 
