@@ -8,6 +8,7 @@ namespace kvplan::bindings {
 void bind_block_ops(pybind11::module_& m);
 void bind_block_pool(pybind11::module_& m);
 void bind_cache_manager(pybind11::module_& m);
+void bind_replay(pybind11::module_& m);
 void bind_check(pybind11::module_& m);
 void bind_errors(pybind11::module_& m);
 void bind_field_table(pybind11::module_& m);

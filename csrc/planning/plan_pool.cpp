@@ -1,5 +1,6 @@
 #include "kvplan/plan_pool.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "kvplan/errors.h"
@@ -32,32 +33,13 @@ bool needs_zeroing(const SpecTable& specs, const KVCacheGroups& groups) {
   return false;
 }
 
-}  // namespace
-
-BlockPool make_pool(const Plan& plan, BlockPoolOptions options) {
-  validate(plan);
-  if (is_sliced(plan.groups)) {
-    throw InvalidArgument("the plan's groups cut blocks into slices: use make_sliced_pool");
-  }
-  return BlockPool(plan.num_blocks, options);
-}
-
-SlicedBlockPool make_sliced_pool(const Plan& plan, SlicedBlockPoolOptions options) {
-  validate(plan);
-  std::vector<int64_t> slices;
-  for (const KVCacheGroup& g : plan.groups) slices.push_back(g.slices);
-  return SlicedBlockPool(plan.num_blocks, slices, options);
-}
-
-CacheManagerOptions cache_manager_options(const Plan& plan, bool lookahead_hashes) {
+/// The same whether groups cut blocks into slices or not.
+CacheManagerOptions manager_options(const Plan& plan, bool lookahead_hashes) {
   validate(plan);
   const PlanningConfig& config = plan.config;
   const SpecTable& specs = *plan.specs;
   // The scheduler sees the groups of the first worker.
   const KVCacheGroups& groups = plan.stage_of(0).groups;
-  if (is_sliced(groups)) {
-    throw Unsupported("the plan's groups cut blocks into slices, which the cache manager does not");
-  }
   const BlockSizes sizes = block_sizes(plan);
   CacheManagerOptions options;
   for (const KVCacheGroup& group : groups) {
@@ -87,6 +69,46 @@ CacheManagerOptions cache_manager_options(const Plan& plan, bool lookahead_hashe
   options.retention_interval = config.prefix_cache_retention_interval;
   options.needs_zeroing = needs_zeroing(specs, groups);
   return options;
+}
+
+}  // namespace
+
+BlockPool make_pool(const Plan& plan, BlockPoolOptions options) {
+  validate(plan);
+  if (is_sliced(plan.groups)) {
+    throw InvalidArgument("the plan's groups cut blocks into slices: use make_sliced_pool");
+  }
+  return BlockPool(plan.num_blocks, options);
+}
+
+SlicedBlockPool make_sliced_pool(const Plan& plan, SlicedBlockPoolOptions options) {
+  validate(plan);
+  std::vector<int64_t> slices;
+  for (const KVCacheGroup& g : plan.groups) slices.push_back(g.slices);
+  return SlicedBlockPool(plan.num_blocks, slices, options);
+}
+
+CacheManagerOptions cache_manager_options(const Plan& plan, bool lookahead_hashes) {
+  validate(plan);
+  if (is_sliced(plan.stage_of(0).groups)) {
+    throw Unsupported("the plan's groups cut blocks into slices, which the cache manager does not");
+  }
+  return manager_options(plan, lookahead_hashes);
+}
+
+std::optional<HitUnit> hit_unit(const Plan& plan) {
+  // How many of a group's blocks one of the pool holds does not matter.
+  return hit_unit(manager_options(plan, true), prefix_replay_tokens(plan));
+}
+
+int64_t prefix_replay_tokens(const Plan& plan) {
+  int64_t tokens = 0;
+  for (const KVCacheGroup& group : plan.groups) {
+    for_each_spec(group, [&](SpecId id) {
+      tokens = std::max(tokens, prefix_replay_tokens((*plan.specs)[id]));
+    });
+  }
+  return tokens;
 }
 
 }  // namespace kvplan

@@ -1,5 +1,7 @@
 #include "kvplan/plan.h"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
 
 #include "bindings/bindings.h"
@@ -84,6 +86,13 @@ py::list worker_reports(const PlanObject& self) {
                                    stage.request_bytes, worker_max_model_len(self.plan, w)});
   }
   return list;
+}
+
+/// (tokens, shortest prompt, blocks of each group); None where nothing can be found.
+py::object prefix_hits(const PlanObject& self) {
+  const std::optional<HitUnit> unit = hit_unit(self.plan);
+  if (!unit) return py::none();
+  return py::make_tuple(unit->tokens, unit->shortest_prompt, py::tuple(py::cast(unit->blocks)));
 }
 
 py::list warnings(const PlanObject& self) {
@@ -444,6 +453,7 @@ void bind_plan(py::module_& m) {
            [](const PlanObject& self, size_t max_violations) {
              return violation_list(check(self.plan, max_violations));
            })
+      .def("_prefix_hits", &prefix_hits)
       .def("_log_notices", [](const PlanObject& self) { log_notices(self.plan.notices); })
       .def("__repr__", &plan_repr);
   m.def("plan", &make_plan, py::arg("config"), py::arg("kv_cache_specs"),

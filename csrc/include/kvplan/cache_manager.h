@@ -94,6 +94,21 @@ struct CacheManagerOptions {
   int64_t hash_bytes = 32;  ///< of one block hash, at most `kMaxBlockHashBytes`
 };
 
+/// How long a prefix must be to be found.
+struct HitUnit {
+  int64_t tokens = 0;           ///< the length of a hit is a multiple of it
+  int64_t shortest_prompt = 0;  ///< tokens of the shortest prompt that hits when it comes again
+  /// Blocks that this prompt takes of each group when it comes first.
+  std::vector<int64_t> blocks;
+};
+
+/// The hit unit of a manager with these options; none where nothing is cached, or where no prompt
+/// is long enough. The number of blocks does not matter. A scheduler drops hits of no more than
+/// `prefix_replay_tokens`, which it would compute again. Throws what `CacheManager` throws.
+/// Mirrors vllm/v1/core/kv_cache_utils.py::resolve_cache_hit_alignment_tokens (0.33).
+KVPLAN_API std::optional<HitUnit> hit_unit(CacheManagerOptions options,
+                                           int64_t prefix_replay_tokens = 0);
+
 /// What a prefix lookup found. Reuse one object: its memory is kept.
 struct PrefixHit {
   int64_t num_tokens = 0;

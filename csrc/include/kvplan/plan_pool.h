@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "kvplan/block_pool.h"
 #include "kvplan/cache_manager.h"
 #include "kvplan/export.h"
@@ -26,5 +28,11 @@ KVPLAN_API SlicedBlockPool make_sliced_pool(const Plan& plan, SlicedBlockPoolOpt
 /// Throws `Unsupported` for a group that the manager has no policy for, and for slices.
 KVPLAN_API CacheManagerOptions cache_manager_options(const Plan& plan,
                                                      bool lookahead_hashes = true);
+
+/// How long a prefix must be to be found under a plan, slices or none. Throws `Unsupported` for a
+/// group that the manager has no policy for.
+KVPLAN_API std::optional<HitUnit> hit_unit(const Plan& plan);
+/// Tokens at the end of each hit that are computed again, since a group keeps no window of them.
+KVPLAN_API int64_t prefix_replay_tokens(const Plan& plan);
 
 }  // namespace kvplan
