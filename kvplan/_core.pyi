@@ -110,6 +110,7 @@ __all__: list[str] = [
     "project_kv_cache_groups_to_worker",
     "promote_local_kv_cache_specs",
     "read_vllm_config",
+    "replay",
     "resolve_kv_cache_block_sizes",
     "slice_words",
     "sliced_point",
@@ -794,6 +795,7 @@ class Plan:
     def _kv_cache_groups(self, arg0: int) -> list: ...
     def _kv_cache_tensors(self, arg0: int) -> list: ...
     def _log_notices(self) -> None: ...
+    def _prefix_hits(self) -> typing.Any: ...
     def _violations(self, arg0: int) -> list: ...
     def make_pool(self, *, enable_caching: bool = True, enable_events: bool = False) -> typing.Any:
         """
@@ -2468,6 +2470,53 @@ def promote_local_kv_cache_specs(kv_cache_spec: dict) -> dict: ...
 def read_vllm_config(vllm_config: typing.Any, **kwargs: typing.Any) -> PlanningConfig:
     """
     A PlanningConfig of what vLLM's planner reads of its configuration; keywords win.
+    """
+
+def replay(
+    plan: typing.Any,
+    *,
+    arrivals: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+    priorities: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    num_prompt_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    num_output_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    num_parts: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    part_texts: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    part_lengths: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    output_texts: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    token_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None,
+    priority_policy: bool = False,
+    max_num_seqs: int = 1024,
+    max_num_batched_tokens: int = 8192,
+    long_prefill_token_threshold: int = 0,
+    long_prefill_token_threshold_adaptive: bool = False,
+    enable_chunked_prefill: bool = True,
+    reserve_full_isl: bool = True,
+    async_scheduling: bool = True,
+    max_concurrent_batches: int = 2,
+    num_lookahead_tokens: int = 0,
+    watermark: float = 0.0,
+    step_time: typing.Annotated[collections.abc.Sequence[float], "FixedSize(5)"] = [
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+    ],
+    max_samples: int = 1000,
+    count_evictions: bool = False,
+    go_on: typing.Any = None,
+) -> dict:
+    """
+    Runs a trace through the cache manager of a plan under vLLM's scheduling policy.
+
+    A request's tokens are parts of texts (num_parts of each request, then the texts and lengths of all
+    in order; its outputs are tokens of output_texts), or token_ids: prompt and outputs of each request,
+    one after another. arrivals are seconds and ascend. step_time: seconds a step, a token, a sequence, a
+    token of context, and a group. go_on(number of requests that are done) -> False ends the replay.
+
+    Returns a dict of numbers, with arrays for "requests" (end: 0 finished, 1 too long, 2 no room, 3
+    unfinished) and "samples", the load over time.
+    Mirrors vllm/v1/core/sched/scheduler.py and vllm/v1/engine/core.py (0.33).
     """
 
 def resolve_kv_cache_block_sizes(

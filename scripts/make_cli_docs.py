@@ -24,7 +24,7 @@ ANSWERS = re.compile(r"(<!-- answers -->\n).*?(<!-- end -->)", re.S)
 SECTION = re.compile(r"(<!-- options of kvplan ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 #: Stands for the options that several commands have in common.
 DEPLOYMENT = "MODEL"
-_WITH_DEPLOYMENT = ("plan", "fit", "serve-line", "explain", "frontier", "map")
+_WITH_DEPLOYMENT = ("plan", "fit", "serve-line", "explain", "frontier", "replay", "map")
 
 
 def _options(name: str) -> list[click.Option]:

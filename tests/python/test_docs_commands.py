@@ -30,7 +30,13 @@ def commands_of(page):
 
 @pytest.mark.parametrize(
     ("page", "commands"),
-    [("tutorial.md", 10), ("cli.md", 10), ("sliced.md", 3), ("serve_line.md", 2)],
+    [
+        ("tutorial.md", 10),
+        ("cli.md", 10),
+        ("sliced.md", 3),
+        ("serve_line.md", 2),
+        ("hit-rates.md", 11),
+    ],
 )
 def test_commands_print_what_the_page_says(page, commands, tmp_path):
     pairs = commands_of(page)

@@ -43,6 +43,8 @@ def broken(definition, answer):
         ("frontier", ("frontier", "deepseek-v4-flash", "--memory", "40GiB")),
         ("diff", ("diff", "gemma-3-27b", "--tp 2", "--memory", "30GiB")),
         ("diff", ("diff", "gemma-3-27b", "--tp 2", "--memory", "3GiB")),
+        ("replay", ("replay", "chat:requests=20", *GEMMA)),
+        ("plan", ("plan", *GEMMA, "--max-model-len", "32K", "--workload", "chat:requests=20")),
         ("models", ("models",)),
         ("serve_line", ("serve-line", *SMALL)),
     ],

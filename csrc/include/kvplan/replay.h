@@ -64,7 +64,7 @@ struct ReplayOptions {
   int64_t block_size =
       16;  ///< `cache_config.block_size`, where states are aligned; a plan knows it
   StepTime step_time{};
-  size_t max_samples = 1000;  ///< of the load over time; every other is dropped beyond
+  size_t max_samples = 300;  ///< of the load over time; every other is dropped beyond
   bool count_evictions = false;
   /// Asked now and then with the requests that are done; false ends the replay.
   std::function<bool(size_t num_done)> go_on{};

@@ -25,6 +25,7 @@ COMMANDS: dict[str, Entry] = {
     "diff": Entry("diff", "Two plans side by side."),
     "check": Entry("check", "Check a placement with the independent checker."),
     "sweep": Entry("sweep", "Plan a whole grid of what-ifs into a CSV or JSON file."),
+    "replay": Entry("replay", "Run a trace of requests through a plan: hits, waits, preemptions."),
     "map": Entry("map", "A picture of what a block holds, group by group."),
     "bench": Entry("bench", "How long start-up planning takes here, beside vLLM."),
     "models": Entry("models", "List the built-in models and the known architectures."),

@@ -23,6 +23,7 @@ from kvplan.offline.cli.param_types import (
     SIZE_OR_ZERO,
     SIZES,
     TOKENS,
+    IntegerIn,
     ModelName,
     Name,
     NumberIn,
@@ -197,6 +198,18 @@ PLANNER_OPTIONS = (
         help="Steps in flight at once.  [default: --pp, + 1 with --async-scheduling]",
     ),
     click.option("--num-gpu-blocks-override", type=POSITIVE, help="Plan with this many blocks."),
+    click.option(
+        "--prefix-match-unit",
+        type=POSITIVE,
+        help="Tokens of a block hash, a divisor of every block; with aligned Mamba states, hits end "
+        "on it.  [default: the blocks' greatest common divisor]",
+    ),
+    click.option(
+        "--prefix-cache-retention-interval",
+        type=IntegerIn(min=0),
+        help="Tokens between the boundaries whose windows and states stay cached; 0: only what the "
+        "same prompt needs again.  [default: everything that a hit can need]",
+    ),
     click.option("--layout", type=Name("layout", LAYOUTS), help="KV cache layout, e.g. BLHNC."),
     click.option(
         "--grouping",
@@ -472,6 +485,8 @@ _CONFIG_FIELDS = (
     "max_groups",
     "reference_model_len",
     "min_large_blocks",
+    "prefix_match_unit",
+    "prefix_cache_retention_interval",
 )
 #: Fields of `ModelOptions` that a recorded request can change as well.
 _ANYWHERE = ("max_model_len", "max_num_batched_tokens")

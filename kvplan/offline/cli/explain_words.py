@@ -9,6 +9,7 @@ from kvplan.offline.cli.encoder_words import encoder_lines
 from kvplan.offline.cli.failures import counted
 from kvplan.offline.cli.fixed_part import fixed_words, spec_fixed_from
 from kvplan.offline.cli.group_rows import GroupRow, group_rows, held_bytes, is_sliced
+from kvplan.offline.cli.hit_unit import hit_unit, hit_words
 from kvplan.offline.cli.plan_json import plan_numbers
 from kvplan.offline.cli.question import PlannerInput
 from kvplan.offline.cli.sizes import floor_hundredths, format_size
@@ -49,6 +50,7 @@ def explain_lines(
     for row in group_rows(plan, given.draft_layers):
         lines += [_group_sentence(plan, row), ""]
     lines.append(_total(plan))
+    lines.append(f"Prefix hits: {hit_words(plan)}.")
     if plan.next_token_bytes:
         lines.append(f"One token more would take {format_size(plan.next_token_bytes)} more.")
     if actual is not None:
@@ -174,6 +176,7 @@ def bill_dict(given: PlannerInput, plan: kvplan.Plan, actual: kvplan.Plan | None
     )
     bill = plan_numbers(plan)
     real = plan_numbers(actual) if actual is not None else {}
+    unit = hit_unit(plan)
     return {
         "model": given.label,
         **{key: real.get(key) if key in sized else value for key, value in bill.items()},
@@ -187,6 +190,7 @@ def bill_dict(given: PlannerInput, plan: kvplan.Plan, actual: kvplan.Plan | None
                 "slices": row.slices,
                 "bytes": row.count * row.pages * row.slice_bytes,
                 "padding_bytes_per_block": row.padding_bytes,
+                "hit_blocks": unit and row.count * unit.blocks[row.first],
                 "why": _why(plan, row),
             }
             for row in group_rows(plan, given.draft_layers)

@@ -11,9 +11,15 @@ import click
 import kvplan
 from kvplan.offline.cli.deployment_options import deployment_options, read_question
 from kvplan.offline.cli.failures import FITS
+from kvplan.offline.cli.hit_unit import hit_unit
 from kvplan.offline.cli.knobs import PLENTY
 from kvplan.offline.cli.pictures import CHART_HELP
 from kvplan.offline.cli.question import PlannerInput
+
+#: Tokens that a hit is a multiple of, by groups of a point, or "vllm" or "sliced".
+HitUnits = dict[int | str, "int | None"]
+
+_MUCH = 1 << 43
 
 EPILOG = """\b
 Examples:
@@ -52,16 +58,17 @@ def command(as_json: bool, plot: Path | None, **values: Any) -> int:
     config = given.config.replace(grouping="compact")
     curve = kvplan.frontier(config, given.kv_cache_specs)
     sliced = _sliced_point(given, config, has_memory)
+    hits = _hit_units(given, config, curve, sliced)
     if plot is not None:
         write_chart(plot, given.label, frontier_figure(given.label, curve, sliced))
         click.echo(f"wrote {plot}", err=True)
     if as_json:
-        click.echo(json.dumps(_as_dict(given, curve, sliced, memory), indent=2))
+        click.echo(json.dumps(_as_dict(given, curve, sliced, hits, memory), indent=2))
     else:
         from kvplan.offline.cli.render_frontier import render_frontier
         from kvplan.offline.cli.terminal import make_console
 
-        render_frontier(make_console(), given.label, curve, sliced, memory)
+        render_frontier(make_console(), given.label, curve, sliced, hits, memory)
     return FITS
 
 
@@ -78,10 +85,42 @@ def _sliced_point(
     return None
 
 
+def _hit_units(
+    given: PlannerInput,
+    config: kvplan.PlanningConfig,
+    curve: kvplan.Frontier,
+    sliced: kvplan.SlicedPoint | None,
+) -> HitUnits:
+    """The hit unit of each point's plan, by its number of groups; vLLM's and sliced by name."""
+
+    # A unit is the same with any memory, but slices of an endless one would have no ids.
+    memory = [min(size, _MUCH) for size in given.available_memory]
+
+    def unit_of(**changes: Any) -> int | None:
+        changed = config.replace(**changes)
+        try:
+            plan = kvplan.plan(changed, given.kv_cache_specs, memory)
+        except kvplan.PlanningError:
+            return None
+        unit = hit_unit(plan)
+        return unit and unit.tokens
+
+    units: HitUnits = {
+        point.num_groups: unit_of(max_groups=point.num_groups) for point in curve.points
+    }
+    units["vllm"] = unit_of(grouping="vllm")
+    if sliced is not None:
+        layout = config.kv_cache_layout
+        outermost = layout if layout.startswith("B") else "BLHNC"
+        units["sliced"] = unit_of(grouping="sliced", kv_cache_layout=outermost)
+    return units
+
+
 def _as_dict(
     given: PlannerInput,
     curve: kvplan.Frontier,
     sliced: kvplan.SlicedPoint | None,
+    hits: HitUnits,
     memory: int | None,
 ) -> dict[str, Any]:
     from kvplan.frontier import sliced_to_dict, step_seconds, to_dict
@@ -96,12 +135,14 @@ def _as_dict(
     answer = {"model": given.label, "facts": given.facts} | to_dict(curve)
     for point, described in zip(curve.points, answer["points"], strict=True):
         described |= steps(point.num_groups)
+        described["hit_tokens"] = hits["vllm" if point.is_vllm else point.num_groups]
         if memory is not None:
             described["capacity_tokens"] = tokens_in_memory(curve, point, memory)
             described["usable_capacity_tokens"] = tokens_in_memory(curve, point, memory, 1)
     answer["sliced"] = None
     if sliced is not None:
         answer["sliced"] = sliced_to_dict(sliced) | steps(sliced.num_groups)
+        answer["sliced"]["hit_tokens"] = hits["sliced"]
         if memory is not None:
             found = answer["sliced"]
             found["capacity_tokens"] = sliced_tokens_in_memory(curve, sliced, memory)

@@ -22,6 +22,7 @@ from kvplan.offline.cli.fit_search import fewest_gpus
 from kvplan.offline.cli.gpu_budget import verdict
 from kvplan.offline.cli.knobs import find_knobs, knobs_of_failure
 from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question
+from kvplan.offline.cli.replay import workload_options
 
 EPILOG = """\b
 Examples:
@@ -38,6 +39,7 @@ Exit codes: 0 it fits, 1 it does not fit, 2 the input is wrong.
 
 @click.command("plan", epilog=EPILOG)
 @deployment_options
+@workload_options
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option(
     "--write-request",
@@ -47,6 +49,12 @@ Exit codes: 0 it fits, 1 it does not fit, 2 the input is wrong.
 def command(as_json: bool, write_request: Path | None, **values: Any) -> int:
     """Plan the KV cache of MODEL: a built-in name, a config.json, its directory, or a Hub id."""
     question = read_question(values, needs_memory=write_request is None)
+    chosen = None
+    if values["workload"] is not None:
+        from kvplan.offline.cli.workload import plan_for
+
+        chosen = plan_for(question, values)
+        question = chosen.question
     try:
         given = question.planner_input()
     except DoesNotFit as error:
@@ -67,11 +75,18 @@ def command(as_json: bool, write_request: Path | None, **values: Any) -> int:
     if as_json:
         from kvplan.offline.cli.plan_json import plan_dict
 
-        click.echo(json.dumps(plan_dict(given, plan, knobs), indent=2))
+        answer = plan_dict(given, plan, knobs)
+        if chosen is not None:
+            answer["workload"] = chosen.to_dict()
+        click.echo(json.dumps(answer, indent=2))
     else:
         from kvplan.offline.cli.render_plan import render_plan
         from kvplan.offline.cli.terminal import make_console
 
+        if chosen is not None:
+            from kvplan.offline.cli.workload import render_choice
+
+            render_choice(make_console(), chosen)
         render_plan(make_console(), given, plan, knobs)
     return FITS
 

@@ -8,6 +8,7 @@ from typing import Any
 import kvplan
 from kvplan.offline.cli.fixed_part import fixed_from_tokens
 from kvplan.offline.cli.gpu_budget import budget_dict
+from kvplan.offline.cli.hit_unit import hit_unit
 from kvplan.offline.cli.knobs import Knob
 from kvplan.offline.cli.placement_file import placement_dict
 from kvplan.offline.cli.question import PlannerInput
@@ -48,6 +49,8 @@ WITHOUT_MEMORY = frozenset(
         "request_bytes",
         "fixed_bytes_per_request",
         "fixed_from_tokens",
+        "hit_tokens",
+        "shortest_hit_prompt",
         "bytes_per_token",
         "next_token_bytes",
         "encoder_tokens_per_request",
@@ -87,6 +90,9 @@ def plan_numbers(plan: kvplan.Plan) -> dict[str, Any]:
     numbers = {name: getattr(plan, name) for name in _NUMBERS} if plan.groups else {}
     if plan.groups:
         numbers["fixed_from_tokens"] = fixed_from_tokens(plan)
+        unit = hit_unit(plan)
+        numbers["hit_tokens"] = unit and unit.tokens
+        numbers["shortest_hit_prompt"] = unit and unit.shortest_prompt
     if not plan.groups:
         numbers = {name: getattr(plan, name) for name in ("max_model_len", "num_blocks")}
     return {
@@ -97,6 +103,7 @@ def plan_numbers(plan: kvplan.Plan) -> dict[str, Any]:
 
 def plan_dict(given: PlannerInput, plan: kvplan.Plan, knobs: list[Knob]) -> dict[str, Any]:
     """Everything about a plan that fits: sizes in bytes, lengths in tokens."""
+    unit = hit_unit(plan)
     return {
         "kvplan_plan": VERSION,
         "fits": True,
@@ -108,8 +115,8 @@ def plan_dict(given: PlannerInput, plan: kvplan.Plan, knobs: list[Knob]) -> dict
         **plan_numbers(plan),
         "groups": [
             {field: getattr(group, field) for field in _GROUP_FIELDS}
-            | {"layer_names": list(group.layer_names)}
-            for group in plan.groups
+            | {"hit_blocks": unit and unit.blocks[index], "layer_names": list(group.layer_names)}
+            for index, group in enumerate(plan.groups)
         ],
         "workers": [
             {field: getattr(worker, field) for field in _WORKER_FIELDS} for worker in plan.workers

@@ -8,9 +8,9 @@ from typing import Any
 
 
 class ProgressBar:
-    """A context manager that gives the function to report finished plans with."""
+    """A context manager that gives the function to report what is done with."""
 
-    def __init__(self, total: int, *, hidden: bool) -> None:
+    def __init__(self, total: int, *, hidden: bool, of: str = "plans") -> None:
         self._bar: Any = None
         if hidden or not sys.stderr.isatty():
             return
@@ -18,20 +18,20 @@ class ProgressBar:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
         self._bar = Progress(
-            "plans",
+            of,
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._bar.add_task("plans", total=total)
+        self._task = self._bar.add_task(of, total=total)
 
     def __enter__(self) -> Callable[[int], None]:
         if self._bar is None:
-            return lambda plans: None
+            return lambda done: None
         self._bar.start()
-        return lambda plans: self._bar.advance(self._task, plans)
+        return lambda done: self._bar.advance(self._task, done)
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:

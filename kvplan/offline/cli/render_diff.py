@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import kvplan
 from kvplan.offline.cli.fixed_part import fixed_from_tokens
+from kvplan.offline.cli.hit_unit import hit_unit
 from kvplan.offline.cli.knobs import plan_given_plenty
 from kvplan.offline.cli.question import PlannerInput
 from kvplan.offline.cli.sizes import floor_hundredths, format_size
@@ -44,6 +45,11 @@ def _fixed_from(plan: kvplan.Plan) -> str:
     return "-" if start == 1 else "?" if start is None else f"{start:,} tokens"
 
 
+def _hit(plan: kvplan.Plan, name: str) -> int:
+    unit = hit_unit(plan)
+    return 0 if unit is None else getattr(unit, name)
+
+
 ROWS = (
     Row("groups", lambda given, plan: len(plan.groups), _number),
     Row("layers", lambda given, plan: sum(g.num_layers for g in plan.groups), _number),
@@ -67,6 +73,8 @@ ROWS = (
     Row("fixed", lambda given, plan: plan.fixed_bytes_per_request, format_size),
     Row("fixed from", lambda given, plan: _fixed_from(plan), str, usual="-"),
     Row("per token", lambda given, plan: plan.bytes_per_token, format_size),
+    Row("hit unit", lambda given, plan: _hit(plan, "tokens"), _number, usual=0),
+    Row("shortest hit", lambda given, plan: _hit(plan, "shortest_prompt"), _number, usual=0),
     Row("in flight", lambda given, plan: plan.config.max_in_flight_tokens, _number),
     Row("layout", lambda given, plan: plan.config.kv_cache_layout, str),
     Row("TP", lambda given, plan: plan.config.tensor_parallel_size, _number),

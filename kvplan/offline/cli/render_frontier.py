@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvplan import Frontier, GroupingPoint, SlicedPoint
+    from kvplan.offline.cli.frontier import HitUnits
 
 
 def tokens_in_memory(
@@ -38,21 +39,23 @@ def render_frontier(
     label: str,
     curve: Frontier,
     sliced: SlicedPoint | None,
+    hits: HitUnits,
     memory: int | None,
 ) -> None:
     """Print the table and what follows from it; with `memory` (bytes), the tokens it holds."""
     columns = ["groups", "layers", "block", "request", "padding", "tokens vs vLLM"]
     if memory is not None:
         columns.append("tokens")
-    columns += ["step*", "vLLM's*"]
+    columns += ["hit", "step*", "vLLM's*"]
     table = FittingTable([*map(Column, columns), Column("grouping", words=True)])
     for point in _with_vllm(curve):
         tokens = None if memory is None else tokens_in_memory(curve, point, memory)
-        table.add_row(*_cells(curve, point, tokens), _mark(curve, point))
+        unit = hits["vllm" if point.is_vllm else point.num_groups]
+        table.add_row(*_cells(curve, point, tokens, unit), _mark(curve, point))
     if sliced is not None:
         table.add_section()
         tokens = None if memory is None else sliced_tokens_in_memory(curve, sliced, memory)
-        table.add_row(*_cells(curve, sliced, tokens), "sliced")
+        table.add_row(*_cells(curve, sliced, tokens, hits["sliced"]), "sliced")
     console.print(f"{label}: one request of {curve.reference_model_len:,} tokens", markup=False)
     table.print(console)
     console.print(
@@ -79,7 +82,9 @@ def render_frontier(
         )
 
 
-def _cells(curve: Frontier, point: GroupingPoint | SlicedPoint, tokens: int | None) -> list[str]:
+def _cells(
+    curve: Frontier, point: GroupingPoint | SlicedPoint, tokens: int | None, hit_tokens: int | None
+) -> list[str]:
     padding = 1 - curve.lower_bound_bytes / point.request_bytes if point.request_bytes else 0
     cells = [
         str(point.num_groups),
@@ -91,6 +96,7 @@ def _cells(curve: Frontier, point: GroupingPoint | SlicedPoint, tokens: int | No
     ]
     if tokens is not None:
         cells.append(f"{tokens:,}")
+    cells.append("-" if hit_tokens is None else f"{hit_tokens:,}")
     for manager in ("kvplan", "vllm"):
         cells.append(f"+{1e6 * step_seconds(point.num_groups, manager=manager):,.0f} us")
     return cells

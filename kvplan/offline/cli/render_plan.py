@@ -10,6 +10,7 @@ from kvplan.offline.cli.failures import counted
 from kvplan.offline.cli.fit_search import requests_at_once
 from kvplan.offline.cli.fixed_part import fixed_words
 from kvplan.offline.cli.group_rows import GroupRow, group_rows, held_bytes, is_sliced
+from kvplan.offline.cli.hit_unit import hit_words
 from kvplan.offline.cli.knobs import Knob
 from kvplan.offline.cli.question import PlannerInput
 from kvplan.offline.cli.sizes import floor_hundredths, format_size
@@ -162,6 +163,7 @@ def plan_lines(given: PlannerInput, plan: kvplan.Plan) -> list[tuple[str, str]]:
             "One request",
             bill_words(plan),
         ),
+        ("Prefix hits", hit_words(plan)),
         ("Limited by", _limit(given, plan)),
     ]
     return lines
