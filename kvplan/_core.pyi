@@ -2502,7 +2502,7 @@ def replay(
         0.0,
         0.0,
     ],
-    max_samples: int = 1000,
+    max_samples: int = 300,
     count_evictions: bool = False,
     go_on: typing.Any = None,
 ) -> dict:

@@ -461,6 +461,7 @@ class Replay {
     // The device runs one step after another.
     step.ends = std::max(now_, steps_.empty() ? now_ : steps_.back().ends) + seconds;
     steps_.push_back(std::move(step));
+    result_.busy_seconds += seconds;
     ++result_.num_steps;
     result_.computed_tokens += num_tokens;
     const int64_t used = manager_.pool().num_blocks() - 1 - manager_.pool().num_free_blocks();
@@ -598,17 +599,17 @@ class Replay {
   ReplayResult result_;
 };
 
-void require(bool holds, const char* name, const std::string& value, const char* limit) {
+void require_number(bool holds, const char* name, const std::string& value, const char* limit) {
   if (!holds) throw InvalidArgument(std::string(name) + " is " + limit + ", not " + value);
 }
 
 void check(const ReplayOptions& options) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   const auto positive = [](const char* name, int64_t value) {
-    require(value >= 1 && value <= kMost, name, std::to_string(value), "1 to 2147483647");
+    require_number(value >= 1 && value <= kMost, name, std::to_string(value), "1 to 2147483647");
   };
   const auto count = [](const char* name, int64_t value) {
-    require(value >= 0 && value <= kMost, name, std::to_string(value), "0 to 2147483647");
+    require_number(value >= 0 && value <= kMost, name, std::to_string(value), "0 to 2147483647");
   };
   positive("max_num_seqs", options.max_num_seqs);
   positive("max_num_batched_tokens", options.max_num_batched_tokens);
@@ -620,15 +621,16 @@ void check(const ReplayOptions& options) {
   const StepTime& cost = options.step_time;
   for (const double seconds :
        {cost.base, cost.per_token, cost.per_sequence, cost.per_context_token, cost.per_group}) {
-    require(seconds >= 0 && seconds < 1e9, "a part of step_time", std::to_string(seconds),
-            "0 to 1e9 seconds");
+    require_number(seconds >= 0 && seconds < 1e9, "a part of step_time", std::to_string(seconds),
+                   "0 to 1e9 seconds");
   }
 }
 
 void check(const Trace& trace) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
-  require(trace.requests.size() < std::numeric_limits<Index>::max(), "the number of requests",
-          std::to_string(trace.requests.size()), "less than 2**32 - 1");
+  require_number(trace.requests.size() < std::numeric_limits<Index>::max(),
+                 "the number of requests", std::to_string(trace.requests.size()),
+                 "less than 2**32 - 1");
   double last = 0;
   for (size_t i = 0; i < trace.requests.size(); ++i) {
     const TraceRequest& request = trace.requests[i];

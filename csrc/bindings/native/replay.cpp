@@ -124,6 +124,7 @@ py::dict replay_dict(const ReplayResult& result) {
   d["requests"] = request_columns(result);
   d["samples"] = sample_columns(result);
   d["seconds"] = result.seconds;
+  d["busy_seconds"] = result.busy_seconds;
   d["num_steps"] = result.num_steps;
   d["computed_tokens"] = result.computed_tokens;
   d["peak_used_blocks"] = result.peak_used_blocks;

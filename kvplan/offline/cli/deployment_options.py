@@ -201,8 +201,8 @@ PLANNER_OPTIONS = (
     click.option(
         "--prefix-match-unit",
         type=POSITIVE,
-        help="Tokens of a block hash, a divisor of every block; with aligned Mamba states, hits end "
-        "on it.  [default: the blocks' greatest common divisor]",
+        help="Tokens of a block hash, a divisor of every block; with aligned Mamba states, hits "
+        "end on it.  [default: the blocks' greatest common divisor]",
     ),
     click.option(
         "--prefix-cache-retention-interval",

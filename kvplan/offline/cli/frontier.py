@@ -92,7 +92,6 @@ def _hit_units(
     sliced: kvplan.SlicedPoint | None,
 ) -> HitUnits:
     """The hit unit of each point's plan, by its number of groups; vLLM's and sliced by name."""
-
     # A unit is the same with any memory, but slices of an endless one would have no ids.
     memory = [min(size, _MUCH) for size in given.available_memory]
 

@@ -59,7 +59,8 @@ def replay_lines(report: Report) -> list[tuple[str, str]]:
             "Throughput",
             f"{report.finished.sum() / report.seconds if report.seconds else 0:,.2f} requests and "
             f"{report.output_tokens / report.seconds if report.seconds else 0:,.0f} output tokens "
-            f"a second over {report.seconds:,.1f} s; {report.goodput:,.0f} tokens with prompts",
+            f"a second over {report.seconds:,.1f} s; {report.goodput:,.0f} tokens with "
+            "prompts a busy second",
         ),
         (
             "Blocks",

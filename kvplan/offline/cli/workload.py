@@ -5,6 +5,8 @@ vLLM's own plan is one of them, so the choice is never below it on the load that
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Tokens of a block that are tried beside the default.
 BLOCK_SIZES = (16, 32, 64, 128)
+#: Tokens of a hash that are tried in models with states.
+MATCH_UNITS = (16, 64)
 #: Points of the frontier that are tried, spread from few groups to many.
 MOST_GROUPINGS = 6
 #: A better plan is better by more than this.
@@ -50,7 +54,7 @@ class Candidate:
 
     @property
     def goodput(self) -> float:
-        """Tokens of finished requests a second."""
+        """Tokens of finished requests a second in which a step runs."""
         return self.report.goodput
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,7 +67,7 @@ class Candidate:
             "hit_tokens": unit and unit.tokens,
             "hit_rate": self.report.hit_rate,
             "preemptions": self.report.preemptions,
-            "tokens_per_second": self.goodput,
+            "goodput": self.goodput,
         }
 
 
@@ -96,12 +100,15 @@ class PlanSearch:
         together.
         """
         best = self.vllms
-        kinds = (self._block_sizes(), self._groupings(), self._retentions())
+        kinds = (
+            self._match_units(),
+            self._block_sizes(),
+            self._groupings(),
+            self._retentions(),
+        )
         if exhaustive:
-            for blocks in ((), *((b,) for b in kinds[0])):
-                for grouping in ((), *((g,) for g in kinds[1])):
-                    for retention in ((), *((r,) for r in kinds[2])):
-                        best = self._better(best, self._ask((*blocks, *grouping, *retention)))
+            for mixed in itertools.product(*((None, *changes) for changes in kinds)):
+                best = self._better(best, self._ask([c for c in mixed if c is not None]))
             return best
         chosen: tuple[_Change, ...] = ()
         for changes in kinds:
@@ -137,6 +144,7 @@ class PlanSearch:
             plan.num_blocks,
             tuple((g.kind, g.block_size, tuple(g.layer_names)) for g in plan.groups),
             plan.config.prefix_cache_retention_interval,
+            plan.config.prefix_match_unit,
         )
         if key not in self._known:
             try:
@@ -148,6 +156,20 @@ class PlanSearch:
         return self._known[key]
 
     # The changes.
+
+    def _match_units(self) -> list[_Change]:
+        """Hits inside blocks, which only states can have."""
+        if not any("Mamba" in group.kind for group in self.vllms.plan.groups):
+            return []
+        block = math.gcd(*(group.block_size for group in self.vllms.plan.groups))
+        return [
+            _Change(
+                f"--prefix-match-unit {unit}",
+                lambda question, unit=unit: question.with_config(prefix_match_unit=unit),  # type: ignore[misc]
+            )
+            for unit in MATCH_UNITS
+            if unit < block and block % unit == 0
+        ]
 
     def _block_sizes(self) -> list[_Change]:
         def change(size: int) -> _Change:
@@ -225,7 +247,7 @@ class Choice:
             "vllm": self.vllms.to_dict(),
             "tried": [candidate.to_dict() for candidate in self.tried],
             "other_loads": {
-                name: {"chosen_tokens_per_second": chosen, "vllm_tokens_per_second": vllms}
+                name: {"chosen_goodput": chosen, "vllm_goodput": vllms}
                 for name, (chosen, vllms) in self.others.items()
             },
         }
@@ -262,7 +284,7 @@ def _elsewhere(
         return {}
     found = {}
     for name in LOADS:
-        other = generate(name, requests=500, rate=1000.0)
+        other = generate(name, requests=500)
         if other.name.split()[0] != load.name.split()[0]:
             pair = [run(side.plan, other, policy, max_samples=2).goodput for side in (best, vllms)]
             found[name] = (pair[0], pair[1])
@@ -278,7 +300,7 @@ def render_choice(console: Console, choice: Choice) -> None:
             Column("hit unit"),
             Column("hits"),
             Column("preemptions"),
-            Column("tokens/s"),
+            Column("tokens/busy s"),
             Column("vs vLLM"),
         ]
     )

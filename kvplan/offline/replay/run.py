@@ -108,9 +108,12 @@ class Report:
 
     @property
     def goodput(self) -> float:
-        """Tokens a second of finished requests, prompts and outputs."""
+        """Tokens of finished requests, prompts and outputs, a second in which a step runs.
+
+        Time in which nothing is to be done tells nothing of a plan.
+        """
         tokens = int(self.trace.prompt_tokens[self.finished].sum()) + self.output_tokens
-        return _share(tokens, self.seconds)
+        return _share(tokens, self.result["busy_seconds"])
 
     @property
     def queue_seconds(self) -> Any:
@@ -173,7 +176,8 @@ class Report:
             "computed_tokens": self.result["computed_tokens"],
             "requests_per_second": _share(int(self.finished.sum()), self.seconds),
             "output_tokens_per_second": _share(self.output_tokens, self.seconds),
-            "tokens_per_second": self.goodput,
+            "busy_seconds": self.result["busy_seconds"],
+            "goodput": self.goodput,
             "queue_seconds": quantiles(self.queue_seconds),
             "first_token_seconds": quantiles(self.first_token_seconds),
             "peak_used_blocks": self.result["peak_used_blocks"],
@@ -188,7 +192,7 @@ def run(
     trace: Trace,
     policy: Policy | None = None,
     *,
-    max_samples: int = 1000,
+    max_samples: int = 300,
     go_on: Callable[[int], bool] | None = None,
 ) -> Report:
     """Run a trace through a plan's cache manager under vLLM's scheduling policy.
