@@ -199,7 +199,7 @@ void bind_replay(py::module_& m) {
         py::arg("enable_chunked_prefill") = true, py::arg("reserve_full_isl") = true,
         py::arg("async_scheduling") = true, py::arg("max_concurrent_batches") = 2,
         py::arg("num_lookahead_tokens") = 0, py::arg("watermark") = 0.0,
-        py::arg("step_time") = std::array<double, 5>{}, py::arg("max_samples") = 1000,
+        py::arg("step_time") = std::array<double, 5>{}, py::arg("max_samples") = 300,
         py::arg("count_evictions") = false, py::arg("go_on") = py::none(),
         R"(Runs a trace through the cache manager of a plan under vLLM's scheduling policy.
 

@@ -105,7 +105,7 @@ struct LoadSample {
 struct ReplayResult {
   std::vector<RequestOutcome> requests;  ///< as in the trace
   std::vector<LoadSample> samples;
-  double seconds = 0;  ///< from the first arrival to the end of the last step
+  double seconds = 0;       ///< from the first arrival to the end of the last step
   double busy_seconds = 0;  ///< of these, with a step running
   int64_t num_steps = 0;
   int64_t computed_tokens = 0;  ///< scheduled in all steps
