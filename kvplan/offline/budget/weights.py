@@ -215,13 +215,14 @@ def _rotary_table(read: ReadLayers) -> int:
     text = read.text
     positions = text.get("max_position_embeddings") or 0
     rope = text.get("qk_rope_head_dim")
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
     if not rope:
         try:
             head = text.head_size
         except ValueError:
             return 0
-        rope = int(head * (text.get("partial_rotary_factor") or 1))
-    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+        part = text.get("partial_rotary_factor") or scaling.get("partial_rotary_factor") or 1
+        rope = int(head * part)
     tables = 1
     if (scaling.get("rope_type") or scaling.get("type")) == "linear":
         tables = scaling.get("factor") or 1
