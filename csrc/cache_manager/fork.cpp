@@ -18,16 +18,15 @@ void ManagerState::refuse_states(const char* operation) const {
 
 namespace {
 
-/// Blocks at the beginning of a group's table that no request writes any more.
+/// Blocks at the beginning of a group's table that neither request writes any more.
 int64_t num_shared(const ManagerState& s, const Request& request, size_t g, int64_t num_computed) {
   const GroupPolicy& group = s.layout.groups[g];
   if (group.kind == CacheKind::kCrossAttention) return request.tables[group.table].length;
   if (group.kind == CacheKind::kMamba || group.kind == CacheKind::kCircularBuffer) return 0;
-  // One that is full and will be cached must not be cached twice.
-  if (s.layout.enable_caching && group.prefix_cacheable) {
-    return std::max<int64_t>(0, request.groups[g].num_cached);
-  }
-  return num_computed / group.block_size;
+  const int64_t num_full = num_computed / group.block_size;
+  if (!s.layout.enable_caching || !group.prefix_cacheable) return num_full;
+  // One that is full and not cached yet would be cached twice.
+  return std::clamp<int64_t>(request.groups[g].num_cached, 0, num_full);
 }
 
 /// Blocks of a group's table that the first `num_computed` tokens and its states lie in.
@@ -72,7 +71,13 @@ std::optional<RequestHandle> CacheManager::fork(RequestHandle handle, int64_t nu
   const RequestHandle made = add_request();
   detail::Request& from = s.request_of(handle);
   detail::Request& to = s.request_of(made);
-  to.hashes = from.hashes;
+  const int64_t num_hashed =
+      std::max<int64_t>(0, num_computed_tokens - s.layout.num_hash_lookahead_tokens) /
+      s.layout.hash_block_size;
+  to.hashes.assign(
+      from.hashes.begin(),
+      from.hashes.begin() + std::min(std::ssize(from.hashes),
+                                     num_hashed * static_cast<int64_t>(s.layout.hash_bytes)));
   to.tokens = from.tokens;
   to.groups = from.groups;
   // All memory is there before the pool gives anything.

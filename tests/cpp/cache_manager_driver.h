@@ -274,16 +274,22 @@ class CacheManagerDriver {
     return static_cast<BlockId>(bytes_.below(static_cast<int>(manager_.pool().num_blocks())));
   }
 
-  void fork(Sequence& from) {
-    const std::optional<RequestHandle> made = manager_.fork(from.handle, from.computed);
+  void fork(const Sequence& from) {
+    // Where nothing is let go, any earlier point will do.
+    const bool keeps_all = std::all_of(groups_.begin(), groups_.end(), [](const CacheGroup& group) {
+      return group.kind == CacheKind::kFullAttention;
+    });
+    const int64_t computed =
+        keeps_all ? bytes_.below(static_cast<int>(from.computed) + 1) : from.computed;
+    const std::optional<RequestHandle> made = manager_.fork(from.handle, computed);
     if (!made) return;
     Sequence child = from;
     child.handle = *made;
-    child.target = std::min(num_tokens(child) + 1 + bytes_.below(40), kMaxLen - 2);
-    child.tokens.resize(static_cast<size_t>(child.computed));
-    child.prefixes.resize(static_cast<size_t>(child.computed));
-    manager_.truncate_hashes(
-        *made, std::min(manager_.num_hashes(*made), child.computed / manager_.hash_block_size()));
+    child.computed = computed;
+    child.tokens.resize(static_cast<size_t>(computed));
+    child.prefixes.resize(static_cast<size_t>(computed));
+    child.prompt = std::min(child.prompt, computed);
+    child.target = std::min(computed + 1 + bytes_.below(40), kMaxLen - 2);
     append_token(child, static_cast<uint8_t>(bytes_.below(3)));
     append_hashes(child);
     running_.push_back(std::move(child));

@@ -262,6 +262,14 @@ TEST_F(FullAndWindow, ForkSharesWhatIsFullAndCopiesTheRest) {
     EXPECT_EQ(manager.pool().ref_count(copy.source), 2);
     manager.pool().free_blocks(std::array{copy.source, copy.destination});
   }
+  // Of an earlier point even the cached block that is written anew is copied.
+  const std::optional<RequestHandle> earlier = manager.fork(parent, 90);
+  ASSERT_TRUE(earlier.has_value());
+  EXPECT_EQ(table(manager, *earlier, 0), (std::vector<BlockId>{1, 2, 3, 4, 5, 17}));
+  EXPECT_EQ(manager.num_hashes(*earlier), 5);
+  EXPECT_EQ(manager.take_copies(), (std::vector<BlockCopy>{{6, 17}, {13, 18}}));
+  manager.pool().free_blocks(std::array<BlockId, 4>{6, 17, 13, 18});
+  manager.remove_request(*earlier);
   // Both go on by themselves; the child's next block is cached under its own hash.
   RequestTokens now = prompt(100);
   now.num_computed_tokens = 100;

@@ -343,7 +343,7 @@ class KVPLAN_API CacheManager {
   /// Mirrors KVCacheManager.cache_blocks (0.33).
   void commit(RequestHandle request, const RequestTokens& tokens, int64_t num_computed_tokens);
 
-  /// A second request with the first `num_computed_tokens` tokens of `request` and all its hashes.
+  /// A second request with the first `num_computed_tokens` tokens of `request` and their hashes.
   /// They share what neither writes any more: cached blocks, and full ones where nothing is cached.
   /// The others are copied (`take_copies`). None if the pool has no blocks for the copies. Throws
   /// `Unsupported` with a Mamba group in `align` mode, `InvalidArgument` for tokens without blocks.
