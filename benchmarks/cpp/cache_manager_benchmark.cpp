@@ -72,6 +72,8 @@ struct Load {
       computed[i] = length;
     }
     num_steps = 0;
+    // The first steps also let go what the windows left behind in the prompt.
+    for (int64_t i = 0; i < kBlock; ++i) step();
   }
 
   void step() {

@@ -65,7 +65,8 @@ PrefixKeys::PrefixKeys(BlockRecord* records_, uint32_t num_records_, BlockPoolOp
       num_records(num_records_),
       enable_events(options.enable_events),
       max_events(static_cast<size_t>(options.max_events)),
-      index(options.enable_caching ? num_records_ : 0),
+      // Groups share hashes, so most pools need far fewer than they have blocks. It grows.
+      index(options.enable_caching ? num_records_ / 8 : 0),
       entries(num_records_) {
   if (options.max_events >= 1) return;
   throw InvalidArgument("max_events must be positive, got " + std::to_string(options.max_events));
