@@ -39,8 +39,6 @@ class HashEntries {
   }
   uint32_t num_heads(uint32_t entry) const { return num_heads_[entry]; }
   uint32_t head(uint32_t entry, uint32_t column) const { return heads(entry)[column]; }
-  /// Heads that an entry has room for.
-  uint32_t width() const { return width_; }
 
   /// Sets a head that was 0.
   void add_head(uint32_t entry, uint32_t column, uint32_t node) {

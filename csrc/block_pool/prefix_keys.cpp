@@ -144,6 +144,8 @@ void PrefixKeys::insert_key(uint32_t block, const HashBytes& hash, PoolGroupId g
                             int32_t num_tokens) {
   const uint32_t column = make_column(group_id);
   if (block_has_key(block, find_entry(hash), group_id)) return;
+  index.reserve_one();
+  entries.reserve_one();
   BlockRecord& record = records[block];
   uint32_t node = block;
   if (record.has_hash()) {
