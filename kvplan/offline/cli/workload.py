@@ -284,7 +284,7 @@ def _elsewhere(
         return {}
     found = {}
     for name in LOADS:
-        other = generate(name, requests=500)
+        other = generate(name, requests=200)
         if other.name.split()[0] != load.name.split()[0]:
             pair = [run(side.plan, other, policy, max_samples=2).goodput for side in (best, vllms)]
             found[name] = (pair[0], pair[1])

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
+from kvplan.frontier import step_seconds
+
 if TYPE_CHECKING:
     from kvplan.offline.budget.gpus import Gpu
     from kvplan.offline.models.options import ModelOptions
@@ -55,8 +57,8 @@ _REACHED = 0.6
 #: Seconds of a step that are neither reading nor arithmetic: launches, sampling, the scheduler.
 _OVERHEAD = 2e-3
 _PER_SEQUENCE = 5e-6
-#: A group of kvplan's cache manager; one of vLLM's own costs some 2.5 us a sequence.
-_PER_GROUP = 1e-6
+#: A group, with kvplan's cache manager.
+_PER_GROUP = step_seconds(1)
 #: Keys for the experts that a token meets.
 _CHOSEN_KEYS = (
     "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k",
