@@ -81,20 +81,23 @@ KVPLAN_STEP inline EntryRange new_entries(const GroupTable& g, const ContextPara
   return {in_use > nulls ? in_use : nulls, required(g, cp, q)};
 }
 
-/// One entry of a gathered row; returns false where the entry stays as it is.
-KVPLAN_STEP inline bool gathered_entry(const GatherTables& a, int32_t group, int64_t r,
-                                       int64_t entry, int32_t& out) {
+/// A row as it is gathered: its first `count` entries, null below `nulls`.
+struct GatheredRow {
+  const int32_t* entries;
+  int64_t count;
+  int64_t nulls;
+
+  KVPLAN_STEP int32_t entry(int64_t j, int32_t block) const {
+    return j < nulls ? kNullEntry : block;
+  }
+};
+
+KVPLAN_STEP inline GatheredRow gathered_row(const GatherTables& a, int32_t group, int64_t r) {
   const GroupTable& g = a.groups[group];
   const int32_t row = a.rows[r];
-  if (row < 0 || row >= a.num_rows) {
-    out = kNullEntry;
-    return true;
-  }
-  if (entry >= entries_in_use(g, row)) return false;
-  const int64_t nulls =
-      a.context_lens != nullptr ? null_entries(g, a.cp, a.context_lens[r]) : int64_t{0};
-  out = entry < nulls ? kNullEntry : table_row(g, row)[entry];
-  return true;
+  if (row < 0 || row >= a.num_rows) return {g.table, g.width, g.width};
+  return {table_row(g, row), entries_in_use(g, row),
+          a.context_lens != nullptr ? null_entries(g, a.cp, a.context_lens[r]) : int64_t{0}};
 }
 
 /// What an entry becomes after moves of blocks.

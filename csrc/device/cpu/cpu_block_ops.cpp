@@ -74,9 +74,8 @@ const char* gather_tables(const GatherTables& a, void*) {
   for (int32_t g = 0; g < a.num_groups; ++g) {
     for (int64_t r = 0; r < a.max_requests; ++r) {
       int32_t* const out = a.out[g] + r * a.out_stride[g];
-      for (int64_t j = 0; j < a.groups[g].width; ++j) {
-        if (!gathered_entry(a, g, r, j, out[j])) break;
-      }
+      const GatheredRow row = gathered_row(a, g, r);
+      for (int64_t j = 0; j < row.count; ++j) out[j] = row.entry(j, row.entries[j]);
     }
   }
   return nullptr;

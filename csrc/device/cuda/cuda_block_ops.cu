@@ -124,16 +124,28 @@ __global__ void __launch_bounds__(kGatherThreads)
   }
 }
 
-/// One thread block a row of one group's table.
+/// One thread block a row of one group's table; four entries at a time where both rows allow it.
 __global__ void __launch_bounds__(kGatherThreads)
     gather_tables_kernel(const __grid_constant__ GatherTables args) {
   const int64_t request = blockIdx.x;
   const int32_t group = static_cast<int32_t>(blockIdx.y);
   int32_t* const out = args.out[group] + request * args.out_stride[group];
-  for (int64_t j = threadIdx.x; j < args.groups[group].width; j += kGatherThreads) {
-    int32_t entry;
-    if (!gathered_entry(args, group, request, j, entry)) break;
-    out[j] = entry;
+  const GatheredRow row = gathered_row(args, group, request);
+  int64_t done = 0;
+  if ((reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(row.entries)) %
+          sizeof(int4) ==
+      0) {
+    const int64_t count = row.count / 4;
+    done = 4 * count;
+    for (int64_t i = threadIdx.x; i < count; i += kGatherThreads) {
+      int4 v = reinterpret_cast<const int4*>(row.entries)[i];
+      v = {row.entry(4 * i, v.x), row.entry(4 * i + 1, v.y), row.entry(4 * i + 2, v.z),
+           row.entry(4 * i + 3, v.w)};
+      reinterpret_cast<int4*>(out)[i] = v;
+    }
+  }
+  for (int64_t j = done + threadIdx.x; j < row.count; j += kGatherThreads) {
+    out[j] = row.entry(j, row.entries[j]);
   }
 }
 
@@ -145,26 +157,32 @@ __device__ int64_t used(const int32_t* count, int64_t limit) {
 
 __device__ bool in_pool(int32_t id, int32_t num_blocks) { return id >= 0 && id < num_blocks; }
 
+// Every warp has tiles of its own: what a tile costs besides its bytes is paid once for 32 threads,
+// so that small regions are bound by memory, too.
+constexpr int kTileWarps = kTileThreads / kWarpThreads;
+
+__device__ int lane() { return static_cast<int>(threadIdx.x % kWarpThreads); }
+
 __device__ void report_bad_block(int32_t* errors) {
-  if (errors != nullptr && threadIdx.x == 0) atomicOr(errors, kBadBlockId);
+  if (errors != nullptr && lane() == 0) atomicOr(errors, kBadBlockId);
 }
 
-/// Writes `value_at(i)` to the i-th vector of a tile, four vectors a thread in flight.
+/// Writes `value_at(i)` to the i-th vector of a warp's tile, four vectors a thread in flight.
 template <class Vector, class ValueAt>
 __device__ void for_vectors(char* target, int64_t bytes, ValueAt value_at) {
   constexpr int kInFlight = 4;
-  const int64_t count = bytes / static_cast<int64_t>(sizeof(Vector));
+  const auto count = static_cast<int>(bytes / static_cast<int64_t>(sizeof(Vector)));
   Vector* const out = reinterpret_cast<Vector*>(target);
-  for (int64_t base = threadIdx.x; base < count; base += kInFlight * kTileThreads) {
+  for (int base = lane(); base < count; base += kInFlight * kWarpThreads) {
     Vector values[kInFlight];
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
-      const int64_t i = base + k * kTileThreads;
+      const int i = base + k * kWarpThreads;
       if (i < count) values[k] = value_at(i);
     }
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
-      const int64_t i = base + k * kTileThreads;
+      const int i = base + k * kWarpThreads;
       if (i < count) out[i] = values[k];
     }
   }
@@ -175,34 +193,38 @@ __device__ int64_t tile_bytes(const BlockRegion& region, const Tile& tile) {
   return left < kTileBytes ? left : kTileBytes;  // not positive: the region has no such tile
 }
 
-template <class Vector>
-__global__ void __launch_bounds__(kTileThreads)
-    zero_blocks_kernel(const __grid_constant__ ZeroBlocks a, int64_t tiles_per_region) {
-  const int64_t num_tiles = used(a.ids_used, a.num_ids) * a.num_regions * tiles_per_region;
-  for (int64_t t = blockIdx.x; t < num_tiles; t += gridDim.x) {
-    const Tile tile = tile_at(t, a.num_regions, tiles_per_region);
-    const int32_t id = a.ids[tile.id_index];
-    if (!in_pool(id, a.num_blocks)) {
-      report_bad_block(a.errors);
-      continue;
-    }
-    const BlockRegion region = a.regions[tile.region];
-    char* const target = static_cast<char*>(a.buffer) + region_begin(region, id) + tile.begin;
-    for_vectors<Vector>(target, tile_bytes(region, tile), [](int64_t) { return Vector{}; });
+/// Calls f(t) for the tiles of the calling warp.
+template <class F>
+__device__ void for_tiles(int64_t num_tiles, F f) {
+  const int64_t stride = int64_t{gridDim.x} * kTileWarps;
+  for (int64_t t = int64_t{blockIdx.x} * kTileWarps + threadIdx.x / kWarpThreads; t < num_tiles;
+       t += stride) {
+    f(t);
   }
 }
 
 template <class Vector>
 __global__ void __launch_bounds__(kTileThreads)
+    zero_blocks_kernel(const __grid_constant__ ZeroBlocks a, int64_t tiles_per_region) {
+  for_tiles(used(a.ids_used, a.num_ids) * a.num_regions * tiles_per_region, [&](int64_t t) {
+    const Tile tile = tile_at(t, a.num_regions, tiles_per_region);
+    const int32_t id = a.ids[tile.id_index];
+    if (!in_pool(id, a.num_blocks)) return report_bad_block(a.errors);
+    const BlockRegion region = a.regions[tile.region];
+    char* const target = static_cast<char*>(a.buffer) + region_begin(region, id) + tile.begin;
+    for_vectors<Vector>(target, tile_bytes(region, tile), [](int) { return Vector{}; });
+  });
+}
+
+template <class Vector>
+__global__ void __launch_bounds__(kTileThreads)
     copy_blocks_kernel(const __grid_constant__ CopyBlocks a, int64_t tiles_per_region) {
-  const int64_t num_tiles = used(a.pairs_used, a.num_pairs) * a.num_regions * tiles_per_region;
-  for (int64_t t = blockIdx.x; t < num_tiles; t += gridDim.x) {
+  for_tiles(used(a.pairs_used, a.num_pairs) * a.num_regions * tiles_per_region, [&](int64_t t) {
     const Tile tile = tile_at(t, a.num_regions, tiles_per_region);
     const int32_t source = a.sources[tile.id_index];
     const int32_t target = a.targets[tile.id_index];
     if (!in_pool(source, a.num_blocks) || !in_pool(target, a.num_blocks)) {
-      report_bad_block(a.errors);
-      continue;
+      return report_bad_block(a.errors);
     }
     const BlockRegion region = a.regions[tile.region];
     const char* const from =
@@ -210,8 +232,8 @@ __global__ void __launch_bounds__(kTileThreads)
     char* const to =
         static_cast<char*>(a.target_buffer) + region_begin(region, target) + tile.begin;
     for_vectors<Vector>(to, tile_bytes(region, tile),
-                        [from](int64_t i) { return reinterpret_cast<const Vector*>(from)[i]; });
-  }
+                        [from](int i) { return reinterpret_cast<const Vector*>(from)[i]; });
+  });
 }
 
 const char* message(cudaError_t error) {
@@ -247,9 +269,8 @@ const char* launch_tiles(void (*kernel)(Parameters...), const Args& args, int64_
                          void* stream) {
   const int64_t tiles_per_region = ceil_div(args.max_region_bytes, kTileBytes);
   dim3 grid;
-  if (const char* error = grid_for(num_blocks * args.num_regions * tiles_per_region, grid)) {
-    return error;
-  }
+  const int64_t tiles = num_blocks * args.num_regions * tiles_per_region;
+  if (const char* error = grid_for(ceil_div(tiles, kTileWarps), grid)) return error;
   return launch(kernel, grid, kTileThreads, stream, args, tiles_per_region);
 }
 

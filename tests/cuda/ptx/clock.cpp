@@ -160,6 +160,10 @@ double Clock::now() const {
   return time;
 }
 
+double issue_microseconds(double slots) {
+  return slots * kCyclesPerSlot / 4 / kMultiprocessors / kCyclesPerMicrosecond;
+}
+
 void add_launch(const std::string& kernel, const std::vector<Clock>& blocks, Costs& costs) {
   const auto slowest =
       std::max_element(blocks.begin(), blocks.end(),
@@ -173,7 +177,7 @@ void add_launch(const std::string& kernel, const std::vector<Clock>& blocks, Cos
   costs.slots += slots;
   costs.critical_slots += slowest->slots();
   costs.barriers += slowest->barriers();
-  const double cycles = std::max(slowest->now(), slots * kCyclesPerSlot / 4 / kMultiprocessors);
+  const double cycles = std::max(slowest->now(), issue_microseconds(slots) * kCyclesPerMicrosecond);
   costs.kernels.emplace_back(kernel, cycles);
   costs.cycles += cycles;
   if (costs.launches++ > 0) costs.cycles += kLaunchGap;

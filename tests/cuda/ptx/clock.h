@@ -67,6 +67,9 @@ class Clock {
   std::map<std::pair<int, int>, double> slots_of_line_;
 };
 
+/// What issue slots take at least, if all multiprocessors share them.
+double issue_microseconds(double slots);
+
 /// Adds a launch up: the slowest of its thread blocks, or all of them where they fill the device.
 void add_launch(const std::string& kernel, const std::vector<Clock>& blocks, Costs& costs);
 

@@ -1,5 +1,7 @@
 // What a decode step costs, by the count of issue slots and the model of clock.h, and the limits
 // that it must keep. ptx_cost_test [name of one case [lines of source to list]].
+#include <vector_types.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -172,6 +174,39 @@ void list_lines(const ptx::Costs& costs, size_t count) {
   }
 }
 
+/// Zeroing and copying pages of many layers: bytes moved in the time that their issue slots take at
+/// least. The memory of an H200 moves 4.3 TB/s; instructions must not be what bounds them.
+bool pages_are_bound_by_memory(int64_t page, bool copies) {
+  constexpr int32_t kBlocks = 64;
+  constexpr int32_t kRegions = 32;
+  std::vector<BlockRegion> regions;
+  for (int64_t r = 0; r < kRegions; ++r) regions.push_back({r * kBlocks * page, page, page});
+  const auto buffer =
+      std::make_unique<uint4[]>(static_cast<size_t>(kRegions * kBlocks * page / 16));
+  std::vector<int32_t> ids(kBlocks / 2), targets(kBlocks / 2);
+  std::iota(ids.begin(), ids.end(), 0);
+  std::iota(targets.begin(), targets.end(), kBlocks / 2);
+  const auto n = static_cast<int64_t>(ids.size());
+  ptx::Costs costs;
+  ptx::count_costs(&costs);
+  if (copies) {
+    copy_blocks(cuda_block_ops(), {buffer.get(), buffer.get(), regions.data(), kRegions, page, 16,
+                                   kBlocks, n, ids.data(), targets.data()});
+  } else {
+    zero_blocks(cuda_block_ops(),
+                {buffer.get(), regions.data(), kRegions, page, 16, kBlocks, n, ids.data()});
+  }
+  ptx::count_costs(nullptr);
+  const double bytes = static_cast<double>(n * kRegions * page) * (copies ? 2 : 1);
+  const double seconds = ptx::issue_microseconds(costs.slots) * 1e-6;
+  const double speed = bytes / seconds / 1e12;
+  const bool kept = speed >= 0.8 * 4.3;
+  std::printf("%s pages of %5lld bytes: %7.0f slots, at most %5.2f TB/s%s\n",
+              copies ? "copying" : "zeroing", static_cast<long long>(page), costs.slots, speed,
+              kept ? "" : " (below 80 % of 4.3)");
+  return kept;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -190,6 +225,11 @@ int main(int argc, char** argv) {
         static_cast<unsigned long long>(costs.barriers), refused);
     std::fflush(stdout);
     if (argc > 2) list_lines(costs, std::strtoull(argv[2], nullptr, 10));
+  }
+  for (const int64_t page : {1024, 2112, 4096, 65536}) {
+    for (const bool copies : {false, true}) {
+      if (argc == 1) all_kept = pages_are_bound_by_memory(page, copies) && all_kept;
+    }
   }
   return all_kept ? 0 : 1;
 }

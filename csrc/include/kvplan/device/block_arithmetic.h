@@ -120,7 +120,7 @@ KVPLAN_HOST_DEVICE constexpr int64_t region_begin(const BlockRegion& region, int
 }
 
 /// Work on blocks is cut into tiles of this many bytes of one region of one block.
-inline constexpr int64_t kTileBytes = 16384;
+inline constexpr int64_t kTileBytes = 4096;
 
 /// One tile of the work on `num_ids` blocks.
 struct Tile {
