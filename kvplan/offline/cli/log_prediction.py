@@ -14,8 +14,8 @@ _GIB = 2**30
 _ROUNDING_GIB = 0.005
 #: What a log's figures hold, by the names of a budget's parts.
 _PARTS = {
-    "weights": ("weights",),
-    "weights and non-torch": ("weights", "runner's buffers", "non-torch"),
+    "weights": ("weights", "LoRA adapters"),
+    "weights and non-torch": ("weights", "LoRA adapters", "runner's buffers", "non-torch"),
     "non-torch": ("non-torch",),
     "peak activation": ("peak activation",),
     "CUDA graphs (estimated)": ("CUDA graphs",),
