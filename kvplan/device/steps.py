@@ -61,7 +61,7 @@ def append_slots(
 ) -> AppendedSlots:
     """One step of a batch: request i adds ``new_tokens[i]`` to row ``rows[i]``.
 
-    One launch for up to 4,096 tokens, two for more. Groups with slices need a
+    One launch for small batches, three for others (docs/device.md). Groups with slices need a
     ``SlicedDeviceBlockPool`` with the same slices.
 
     Blocks that no token reads any more go back to the pool, and their entries become 0; each
@@ -69,8 +69,8 @@ def append_slots(
     where the t-th token of the batch goes in group g, PAD_SLOT_ID for padding, for other ranks'
     tokens and for requests whose status is not OK.
 
-    rows, context_lens, new_tokens, status: int32 ``[batch]``; a row of -1 is padding, no row
-    may appear twice. slot_mapping: int64 ``[num_groups, max_tokens]``. num_requests: int32 ``[1]``,
+    rows, context_lens, new_tokens, status: int32 ``[batch]``; a row of -1 is padding; of the
+    requests with one row all but the first are BAD_REQUEST (on the CPU an error). slot_mapping: int64 ``[num_groups, max_tokens]``. num_requests: int32 ``[1]``,
     how many of the batch count. Also written where given: query_start_loc, int32 ``[batch + 1]``;
     positions, int64 ``[max_tokens]``.
     """
