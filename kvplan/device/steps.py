@@ -70,9 +70,10 @@ def append_slots(
     tokens and for requests whose status is not OK.
 
     rows, context_lens, new_tokens, status: int32 ``[batch]``; a row of -1 is padding; of the
-    requests with one row all but the first are BAD_REQUEST (on the CPU an error). slot_mapping: int64 ``[num_groups, max_tokens]``. num_requests: int32 ``[1]``,
-    how many of the batch count. Also written where given: query_start_loc, int32 ``[batch + 1]``;
-    positions, int64 ``[max_tokens]``.
+    requests with one row all but the first are BAD_REQUEST (on the CPU an error). slot_mapping:
+    int64 ``[num_groups, max_tokens]``. num_requests: int32 ``[1]``, how many of the batch count.
+    Also written where given: query_start_loc, int32 ``[batch + 1]``; positions, int64
+    ``[max_tokens]``.
     """
     _check_pool(pool, tables)
     device = tables.device
