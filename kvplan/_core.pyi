@@ -2038,6 +2038,8 @@ class VllmBlockPool:
     @staticmethod
     def _attach_free_front(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
+    def _block(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
+    @staticmethod
     def _cache_partial(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
     def _detach_free(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
@@ -2131,7 +2133,6 @@ class VllmBlockPool:
     metrics_collector: typing.Any
     enable_caching: typing.Any
     enable_kv_cache_events: typing.Any
-    blocks: typing.Any
 
 class VllmPlanner:
     """
@@ -2581,7 +2582,7 @@ POOL_STATE_SIZE: int = 4
 __version__: str = "0.1.0"
 
 class KVCacheBlock:
-    """Metadata of one KV cache block. Mirrors vllm/v1/core/kv_cache_utils.py::KVCacheBlock (0.33)."""
+    """Metadata of one KV cache block of a pool. Mirrors vllm/v1/core/kv_cache_utils.py::KVCacheBlock (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     set_block_hash: typing.Any
     reset_hash: typing.Any

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import vllm.v1.core.block_pool as _vllm_block_pool
 from vllm.distributed.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.logger import init_logger
 from vllm.v1.core import kv_cache_utils as _utils
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
 from kvplan._core import KVCacheBlock, VllmBlockPool
 from kvplan.vllm import report
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BlockPool",
-    "FreeKVCacheBlockQueue",
     "KVCacheBlock",
     "patches",
     "unsupported_reason",
@@ -42,80 +42,19 @@ __all__ = [
 _vllm_logger = init_logger("vllm.v1.core.block_pool")
 
 
-class FreeKVCacheBlockQueue:
-    """Free blocks in order of eviction, linked through the blocks themselves.
+class _Blocks(Sequence[KVCacheBlock]):
+    """All blocks of a pool, by block id."""
 
-    Mirrors vllm/v1/core/kv_cache_utils.py::FreeKVCacheBlockQueue (0.33), for blocks that belong to
-    no pool; `BlockPool.free_block_queue` is the same interface over a pool.
-    """
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
 
-    def __init__(self, blocks: list[KVCacheBlock]) -> None:
-        self.num_free_blocks = 0
-        self.fake_free_list_head = KVCacheBlock(block_id=-1)
-        self.fake_free_list_tail = KVCacheBlock(block_id=-1)
-        _link(self.fake_free_list_head, self.fake_free_list_tail)
-        self.append_n(blocks)
+    def __len__(self) -> int:
+        return self._pool.num_gpu_blocks
 
-    def popleft(self) -> KVCacheBlock:
-        """The first block; raises ValueError if there is none."""
-        if self.num_free_blocks == 0:
-            raise ValueError("No free blocks available")
-        return self.popleft_n(1)[0]
-
-    def popleft_n(self, n: int) -> list[KVCacheBlock]:
-        """The first `n` blocks; raises AssertionError if there are fewer."""
-        assert self.num_free_blocks >= n, f"{n} blocks wanted, {self.num_free_blocks} are free"
-        blocks = []
-        for _ in range(n):
-            block = self.fake_free_list_head.next_free_block
-            self.remove(block)
-            blocks.append(block)
-        return blocks
-
-    def remove(self, block: KVCacheBlock) -> None:
-        """Takes a block out; raises RuntimeError if it is not in the list."""
-        if block.prev_free_block is None or block.next_free_block is None:
-            raise RuntimeError(f"{block} is not in the free list")
-        _link(block.prev_free_block, block.next_free_block)
-        block.prev_free_block = block.next_free_block = None
-        self.num_free_blocks -= 1
-
-    def append(self, block: KVCacheBlock) -> None:
-        """Puts one block at the end."""
-        self.append_n([block])
-
-    def append_n(self, blocks: list[KVCacheBlock]) -> None:
-        """Puts blocks at the end, in their order."""
-        self._insert_after(self.fake_free_list_tail.prev_free_block, blocks)
-
-    def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
-        """Puts blocks at the front, in their order."""
-        self._insert_after(self.fake_free_list_head, blocks)
-
-    def _insert_after(self, left: KVCacheBlock, blocks: list[KVCacheBlock]) -> None:
-        right = left.next_free_block
-        for block in blocks:
-            _link(left, block)
-            left = block
-        _link(left, right)
-        self.num_free_blocks += len(blocks)
-
-    def get_all_free_blocks(self) -> list[KVCacheBlock]:
-        """All blocks of the list, in order."""
-        return list(self.iter_blocks_after(None))
-
-    def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
-        """The blocks after `cursor`, or all; links are read as the iteration proceeds."""
-        start = self.fake_free_list_head if cursor is None else cursor
-        block = start.next_free_block
-        while block is not None and block is not self.fake_free_list_tail:
-            yield block
-            block = block.next_free_block
-
-
-def _link(left: KVCacheBlock, right: KVCacheBlock) -> None:
-    left.next_free_block = right
-    right.prev_free_block = left
+    def __getitem__(self, index: Any) -> Any:
+        ids = range(len(self))[index]
+        block = self._pool._block
+        return block(ids) if isinstance(ids, int) else [block(i) for i in ids]
 
 
 class _FreeListEnd:
@@ -137,7 +76,10 @@ class _FreeListEnd:
 
 
 class _PoolFreeQueue(FreeKVCacheBlockQueue):
-    """The free list of a native pool. Blocks taken out here have no holder until put back."""
+    """vLLM's interface over the free list of a native pool.
+
+    Blocks taken out here have no holder until put back.
+    """
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -157,6 +99,11 @@ class _PoolFreeQueue(FreeKVCacheBlockQueue):
     def remove(self, block: KVCacheBlock) -> None:
         self._pool._detach_free(block)
 
+    def popleft(self) -> KVCacheBlock:
+        if self.num_free_blocks == 0:
+            raise ValueError("No free blocks available")
+        return self.popleft_n(1)[0]
+
     def popleft_n(self, n: int) -> list[KVCacheBlock]:
         assert self.num_free_blocks >= n, f"{n} blocks wanted, {self.num_free_blocks} are free"
         blocks = []
@@ -166,11 +113,17 @@ class _PoolFreeQueue(FreeKVCacheBlockQueue):
             blocks.append(block)
         return blocks
 
+    def append(self, block: KVCacheBlock) -> None:
+        self.append_n([block])
+
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
         self._pool._attach_free_back(blocks)
 
     def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
         self._pool._attach_free_front(blocks)
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        return list(self.iter_blocks_after(None))
 
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
         block = self._pool._first_free() if cursor is None else cursor.next_free_block
@@ -308,9 +261,14 @@ class BlockPool(VllmBlockPool):
         self.num_hash_lookahead_tokens = num_hash_lookahead_tokens
         self.medium = medium
         self.metrics_collector = metrics_collector
-        self.null_block = self.blocks[0]
+        self.null_block = self._block(0)
         self.kv_event_queue = []
         self._reuse_watchers: dict[int, Callable[[KVCacheBlock], None]] = {}
+
+    @property
+    def blocks(self) -> Sequence[KVCacheBlock]:
+        """All blocks, by block id; each object is made when it is first asked for."""
+        return _Blocks(self)
 
     @property
     def free_block_queue(self) -> FreeKVCacheBlockQueue:
@@ -375,9 +333,8 @@ class BlockPool(VllmBlockPool):
                 f"block id {block_id} is not in the pool, which has {self.num_gpu_blocks} blocks; "
                 "a connector may only report blocks that the scheduler allocated"
             )
-        blocks = self.blocks
         for block_id in block_ids:
-            self._maybe_evict_cached_block(blocks[block_id])
+            self._maybe_evict_cached_block(self._block(block_id))
 
     def reset_prefix_cache(self) -> bool:
         """Forgets everything cached; False, and nothing happens, while a block is in use."""

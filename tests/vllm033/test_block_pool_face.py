@@ -133,7 +133,7 @@ def test_the_null_block_is_skipped():
 def test_blocks_of_nobody_are_refused():
     pool = make_pool()
     held = pool.get_new_blocks(1)
-    for stranger in (face.KVCacheBlock(3, 1), kv_cache_utils.KVCacheBlock(3, 1)):
+    for stranger in (make_pool().get_new_blocks(1)[0], kv_cache_utils.KVCacheBlock(3, 1)):
         with pytest.raises(ValueError, match="not a block of this pool"):
             pool.free_blocks([*held, stranger])
         with pytest.raises(ValueError, match="not a block of this pool"):
@@ -142,7 +142,7 @@ def test_blocks_of_nobody_are_refused():
         pool.free_blocks([1])
     assert held[0].ref_cnt == 1
     # vLLM's own tests hand in such blocks, which become free in neither pool.
-    stranger = face.KVCacheBlock(3)
+    stranger = kv_cache_utils.KVCacheBlock(3)
     pool.free_blocks([stranger])
     assert (stranger.ref_cnt, pool.get_num_free_blocks()) == (-1, 6)
 
@@ -273,11 +273,15 @@ def test_blocks_outlive_their_pool():
     sequence = pool.blocks
     del pool
     gc.collect()
-    assert held[0].pool is None
-    assert held[0].block_hash is not None
     assert sequence[1] is held[0]
     assert sequence[5].block_id == 5
-    del held, sequence
+    assert held[0].pool.blocks[5] is sequence[5]
+    del sequence
+    gc.collect()
+    assert held[0].pool is None
+    assert held[0].block_hash is not None
+    assert held[0].next_free_block is None
+    del held
     gc.collect()
 
 
@@ -297,19 +301,17 @@ def test_pools_with_callbacks_into_their_owner_are_collected():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_queue_of_standalone_blocks(seed):
-    """The same random operations on vLLM's queue and on kvplan's."""
+def test_the_free_queue(seed):
+    """The same random operations on vLLM's queue and on the one over a pool."""
     rng = random.Random(seed)
     n = rng.choice([0, 1, 10])
-    blocks = (
-        [kv_cache_utils.KVCacheBlock(i) for i in range(n)],
-        [face.KVCacheBlock(i) for i in range(n)],
-    )
-    queues = kv_cache_utils.FreeKVCacheBlockQueue(blocks[0]), face.FreeKVCacheBlockQueue(blocks[1])
-    free = set(range(n))
+    pool = make_pool(n + 1)
+    blocks = [kv_cache_utils.KVCacheBlock(i) for i in range(n + 1)], pool.blocks
+    queues = kv_cache_utils.FreeKVCacheBlockQueue(blocks[0][1:]), pool.free_block_queue
+    free = set(range(1, n + 1))
     for _ in range(500):
         action = rng.choice(["popleft", "popleft_n", "remove", "append", "append_n", "prepend_n"])
-        taken = sorted(set(range(n)) - free)
+        taken = sorted(set(range(1, n + 1)) - free)
         some = rng.sample(taken, rng.randrange(len(taken) + 1))
         answers = []
         if action == "popleft" and not free:
@@ -391,7 +393,7 @@ def test_a_subclass_that_answers_lookups_itself():
     class Lookup(face.BlockPool):
         def get_cached_block(self, block_hash, kv_cache_group_ids):
             key = make_block_hash_with_group_id(block_hash, kv_cache_group_ids[0])
-            return [face.KVCacheBlock(block_id=7, _block_hash=key)]
+            return [kv_cache_utils.KVCacheBlock(block_id=7, _block_hash=key)]
 
     pool = Lookup(num_gpu_blocks=1, enable_caching=True, hash_block_size=16)
     (block,) = pool.get_cached_block(HASHES[0], [4])

@@ -35,7 +35,7 @@ struct PoolParts {
 
 struct PoolObject {
   PyObject ob_base;
-  BlockArena* arena;
+  SharedPool* shared;
   PoolParts* parts;
   Py_ssize_t hash_block_size;
   PyObject* metrics_collector;
@@ -45,7 +45,7 @@ struct PoolObject {
 };
 
 PoolObject* as_pool(PyObject* self) { return reinterpret_cast<PoolObject*>(self); }
-BlockPool& native(PyObject* self) { return as_pool(self)->arena->pool; }
+BlockPool& native(PyObject* self) { return as_pool(self)->shared->pool; }
 
 /// Method names that the Python class defines, interned once.
 struct Names {
@@ -65,7 +65,7 @@ Names names;
 
 template <typename Body>
 PyObject* guarded(PyObject* self, Body&& body) {
-  if (as_pool(self)->arena == nullptr) {
+  if (as_pool(self)->shared == nullptr) {
     PyErr_SetString(PyExc_RuntimeError, "BlockPool.__init__ was not called");
     return nullptr;
   }
@@ -102,7 +102,7 @@ bool to_hash(PyObject* object, std::string_view& result) {
 BlockObject* own_block(PyObject* self, PyObject* object) {
   if (!PyObject_TypeCheck(object, &block_type)) return nullptr;
   auto* block = reinterpret_cast<BlockObject*>(object);
-  return block->arena == as_pool(self)->arena ? block : nullptr;
+  return block->shared == as_pool(self)->shared ? block : nullptr;
 }
 
 BlockObject* required_block(PyObject* self, PyObject* object) {
@@ -136,7 +136,7 @@ bool tell_metrics(PyObject* self) {
         Ref(PyObject_CallMethodOneArg(pool->metrics_collector, method, block)));
   };
   for (const BlockUse& use : native(self).take_uses()) {
-    BlockObject* block = pool->arena->block(use.block);
+    BlockObject* block = pool->shared->block(use.block);
     if (block == nullptr) return false;
     const bool taken = use.kind == BlockUse::Kind::kTaken;
     if (use.kind == BlockUse::Kind::kTouched) {
@@ -213,18 +213,18 @@ PyObject* get_new_blocks(PyObject* self, PyObject* const* args, Py_ssize_t num_a
   }
   return guarded(self, [&]() -> PyObject* {
     PoolObject* pool = as_pool(self);
-    BlockArena& arena = *pool->arena;
+    SharedPool& shared = *pool->shared;
     // The native call refuses what is too much, before memory is reserved for it.
-    if (n < 0 || n > arena.pool.num_free_blocks()) arena.pool.get_new_blocks(n);
+    if (n < 0 || n > shared.pool.num_free_blocks()) shared.pool.get_new_blocks(n);
     // A reuse callback may call the pool again, so the ids get memory of their own then.
     std::vector<BlockId> ids = std::move(pool->parts->ids);
     ids.resize(static_cast<size_t>(n));
     Ref list(PyList_New(n));
     if (!list) return nullptr;
-    arena.pool.get_new_blocks(std::span(ids));
+    shared.pool.get_new_blocks(std::span(ids));
     for (Py_ssize_t i = 0; i < n; ++i) {
       const BlockId id = ids[static_cast<size_t>(i)];
-      BlockObject* block = arena.block(id);
+      BlockObject* block = shared.block(id);
       if (block == nullptr) return nullptr;
       PyList_SET_ITEM(list.get(), i, Py_NewRef(block->as_object()));
     }
@@ -312,10 +312,10 @@ PyObject* unpin(PyObject* self, PyObject* blocks) {
   return guarded(self, [&]() -> PyObject* {
     std::span<const BlockId> ids;
     if (!collect_ids(self, blocks, ids)) return nullptr;
-    BlockArena* arena = as_pool(self)->arena;
-    native(self).unpin_blocks(ids, [arena](BlockId id) {
-      if (!Ref(PyObject_CallMethodOneArg(arena->owner, names.on_block_reused,
-                                         arena->block(id)->as_object()))) {
+    SharedPool* shared = as_pool(self)->shared;
+    native(self).unpin_blocks(ids, [shared](BlockId id) {
+      if (!Ref(PyObject_CallMethodOneArg(shared->owner, names.on_block_reused,
+                                         shared->block(id)->as_object()))) {
         throw pybind11::error_already_set();
       }
     });
@@ -344,7 +344,7 @@ PyObject* get_cached_block(PyObject* self, PyObject* const* args, Py_ssize_t num
       if (!to_group(PySequence_Fast_GET_ITEM(groups.get(), i), group_id)) return nullptr;
       const std::optional<BlockId> id = native(self).find(hash, group_id);
       if (!id) Py_RETURN_NONE;
-      BlockObject* block = as_pool(self)->arena->block(*id);
+      BlockObject* block = as_pool(self)->shared->block(*id);
       if (!list) list = Ref(PyList_New(n));
       if (!list || block == nullptr) return nullptr;
       PyList_SET_ITEM(list.get(), i, Py_NewRef(block->as_object()));
@@ -573,7 +573,7 @@ PyObject* get_one_block(PyObject* self, PyObject* object) {
   return guarded(self, [&]() -> PyObject* {
     const std::optional<BlockId> id = native(self).find(key.hash, key.group_id);
     if (!id) Py_RETURN_NONE;
-    BlockObject* block = as_pool(self)->arena->block(*id);
+    BlockObject* block = as_pool(self)->shared->block(*id);
     return block == nullptr ? nullptr : Py_NewRef(block->as_object());
   });
 }
@@ -624,7 +624,7 @@ PyObject* first_free(PyObject* self, PyObject*) {
   return guarded(self, [&]() -> PyObject* {
     const std::optional<BlockId> id = native(self).first_free();
     if (!id) Py_RETURN_NONE;
-    BlockObject* block = as_pool(self)->arena->block(*id);
+    BlockObject* block = as_pool(self)->shared->block(*id);
     return block == nullptr ? nullptr : Py_NewRef(block->as_object());
   });
 }
@@ -661,30 +661,30 @@ PyObject* attach_free_back(PyObject* self, PyObject* blocks) {
 
 PyObject* check_invariants(PyObject* self, PyObject*) {
   return guarded(self, [&]() -> PyObject* {
-    const BlockArena& arena = *as_pool(self)->arena;
-    arena.pool.check_invariants();
-    for (size_t i = 0; i < arena.slots.size(); ++i) {
-      const auto* block = reinterpret_cast<const BlockObject*>(arena.slots[i].bytes);
-      if (block->ob_base.ob_type == nullptr) continue;
-      const auto id = static_cast<BlockId>(i);
-      if (block->id != id) {
-        throw BlockPoolError("block object " + std::to_string(i) + " differs from the pool");
-      }
-    }
+    native(self).check_invariants();
     Py_RETURN_NONE;
   });
 }
 
 PyObject* memory_bytes(PyObject* self, PyObject*) {
   return guarded(self, [&] {
-    const BlockArena& arena = *as_pool(self)->arena;
-    return PyLong_FromLongLong(arena.pool.memory_bytes() +
-                               static_cast<int64_t>(arena.slots.size() * sizeof(BlockArena::Slot)));
+    const auto& objects = as_pool(self)->shared->objects;
+    const size_t size = objects.size();
+    const auto made = size - std::count(objects.data(), objects.data() + size, nullptr);
+    const size_t bytes = size * 2 * sizeof(PyObject*) + made * sizeof(BlockObject);
+    return PyLong_FromLongLong(native(self).memory_bytes() + static_cast<int64_t>(bytes));
   });
 }
 
-PyObject* get_blocks(PyObject* self, void*) {
-  return guarded(self, [&] { return make_block_sequence(as_pool(self)->arena); });
+/// A block by its id, which must be one of the pool's.
+PyObject* block_of_id(PyObject* self, PyObject* id) {
+  return guarded(self, [&]() -> PyObject* {
+    const long value = PyLong_AsLong(id);
+    if (value == -1 && PyErr_Occurred()) return nullptr;
+    native(self).ref_count(static_cast<BlockId>(value));  // throws for another
+    BlockObject* block = as_pool(self)->shared->block(static_cast<BlockId>(value));
+    return block == nullptr ? nullptr : Py_NewRef(block->as_object());
+  });
 }
 
 // The type.
@@ -708,18 +708,18 @@ int pool_init(PyObject* self, PyObject* args, PyObject* kwargs) {
     return -1;
   }
   PoolObject* pool = as_pool(self);
-  if (pool->arena != nullptr) {
+  if (pool->shared != nullptr) {
     PyErr_SetString(PyExc_RuntimeError, "a block pool is initialised once");
     return -1;
   }
   try {
     auto parts = std::make_unique<PoolParts>();
-    pool->arena = new BlockArena(num_blocks,
-                                 {.enable_caching = enable_caching != 0,
-                                  .enable_events = enable_events != 0,
-                                  .max_events = INT64_MAX,
-                                  .log_uses = log_uses != 0},
-                                 self);
+    pool->shared = new SharedPool(num_blocks,
+                                  {.enable_caching = enable_caching != 0,
+                                   .enable_events = enable_events != 0,
+                                   .max_events = INT64_MAX,
+                                   .log_uses = log_uses != 0},
+                                  self);
     pool->parts = parts.release();
   } catch (...) {
     set_python_error();
@@ -749,7 +749,7 @@ int pool_clear(PyObject* self) {
 void pool_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   PoolObject* pool = as_pool(self);
-  if (pool->arena != nullptr) pool->arena->abandon();
+  if (pool->shared != nullptr) pool->shared->abandon();
   delete pool->parts;
   Py_CLEAR(pool->metrics_collector);
   Py_TYPE(self)->tp_free(self);
@@ -787,6 +787,7 @@ PyMethodDef pool_methods[] = {
     {"_get_one_block", get_one_block, METH_O, nullptr},
     {"_has_key", has_key, METH_VARARGS, nullptr},
     {"_num_cached_hashes", num_cached_hashes, METH_NOARGS, nullptr},
+    {"_block", block_of_id, METH_O, nullptr},
     {"_first_free", first_free, METH_NOARGS, nullptr},
     {"_detach_free", detach_free, METH_O, nullptr},
     {"_attach_free_front", attach_free_front, METH_O, nullptr},
@@ -798,9 +799,6 @@ PyMemberDef pool_members[] = {
     {"enable_caching", T_BOOL, offsetof(PoolObject, enable_caching), READONLY, nullptr},
     {"enable_kv_cache_events", T_BOOL, offsetof(PoolObject, enable_events), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
-
-PyGetSetDef pool_getset[] = {{"blocks", get_blocks, nullptr, "All blocks, by block id.", nullptr},
-                             {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyTypeObject pool_type{};
 
@@ -816,7 +814,6 @@ bool ready_pool_type() {
   pool_type.tp_clear = pool_clear;
   pool_type.tp_methods = pool_methods;
   pool_type.tp_members = pool_members;
-  pool_type.tp_getset = pool_getset;
   return ready_static_type(pool_type);
 }
 
@@ -837,18 +834,18 @@ bool intern_names() {
 
 }  // namespace
 
-BlockArena* arena_of_pool(PyObject* pool) {
-  if (!PyObject_TypeCheck(pool, &pool_type) || as_pool(pool)->arena == nullptr) {
+SharedPool* shared_pool_of(PyObject* pool) {
+  if (!PyObject_TypeCheck(pool, &pool_type) || as_pool(pool)->shared == nullptr) {
     PyErr_Format(PyExc_TypeError, "%R is not a block pool of kvplan", pool);
     return nullptr;
   }
-  return as_pool(pool)->arena;
+  return as_pool(pool)->shared;
 }
 
 bool note_changes(PyObject* self, PyObject* request) {
   PoolObject* pool = as_pool(self);
-  if (pool->enable_events && pool->arena->pool.has_events()) {
-    for (BlockPoolEvent& event : pool->arena->pool.take_events()) {
+  if (pool->enable_events && pool->shared->pool.has_events()) {
+    for (BlockPoolEvent& event : pool->shared->pool.take_events()) {
       pool->parts->filed.push_back({std::move(event), Ref(Py_XNewRef(request))});
     }
   }
@@ -856,7 +853,7 @@ bool note_changes(PyObject* self, PyObject* request) {
 }
 
 void bind_vllm_block_pool(pybind11::module_& m) {
-  if (!ready_block_types() || !ready_pool_type() || !intern_names()) {
+  if (!ready_block_type() || !ready_pool_type() || !intern_names()) {
     throw pybind11::error_already_set();
   }
   m.add_object("VllmBlockPool", pybind11::handle(reinterpret_cast<PyObject*>(&pool_type)));

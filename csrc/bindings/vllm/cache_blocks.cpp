@@ -27,12 +27,12 @@ const Names& names() {
 
 CacheBlocks* as_self(PyObject* object) { return reinterpret_cast<CacheBlocks*>(object); }
 
-/// `arena`: whose blocks they are; null: not known.
-PyObject* id_list(BlockArena* arena, std::span<const BlockId> ids) {
+/// `shared`: whose blocks they are; null: not known.
+PyObject* id_list(SharedPool* shared, std::span<const BlockId> ids) {
   Ref list(PyList_New(static_cast<Py_ssize_t>(ids.size())));
   for (size_t i = 0; list && i < ids.size(); ++i) {
     PyObject* id =
-        arena == nullptr ? PyLong_FromLong(ids[i]) : Py_XNewRef(arena->id_object(ids[i]));
+        shared == nullptr ? PyLong_FromLong(ids[i]) : Py_XNewRef(shared->id_object(ids[i]));
     if (id == nullptr) return nullptr;
     PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), id);
   }
@@ -85,9 +85,9 @@ PyObject* group_ids_list(CacheBlocks& self, Py_ssize_t group) {
     return PyErr_Format(PyExc_IndexError, "group %zd of %zd", group, num_groups);
   }
   if (self.blocks == nullptr) {
-    BlockArena* arena = self.pool == Py_None ? nullptr : arena_of_pool(self.pool);
-    if (arena == nullptr && PyErr_Occurred()) return nullptr;
-    return id_list(arena, self.ids(static_cast<size_t>(group)));
+    SharedPool* shared = self.pool == Py_None ? nullptr : shared_pool_of(self.pool);
+    if (shared == nullptr && PyErr_Occurred()) return nullptr;
+    return id_list(shared, self.ids(static_cast<size_t>(group)));
   }
   std::vector<BlockId> ids;
   if (!read_block_ids(PyTuple_GET_ITEM(self.blocks, group), ids)) return nullptr;

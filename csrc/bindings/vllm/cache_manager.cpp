@@ -297,8 +297,8 @@ PyObject* make_blocks(ManagerObject& self, IdsOfGroup&& ids_of) {
 
 /// The block object of an id.
 PyObject* block_object(ManagerObject& self, BlockId id) {
-  BlockArena* arena = arena_of_pool(self.pool);
-  BlockObject* block = arena == nullptr ? nullptr : arena->block(id);
+  SharedPool* shared = shared_pool_of(self.pool);
+  BlockObject* block = shared == nullptr ? nullptr : shared->block(id);
   return block == nullptr ? nullptr : Py_NewRef(block->as_object());
 }
 
@@ -917,10 +917,10 @@ PyObject* start(PyObject* object, PyObject* args) {
     PyErr_SetString(PyExc_RuntimeError, "a cache manager is started once");
     return nullptr;
   }
-  BlockArena* arena = arena_of_pool(pool);
+  SharedPool* shared = shared_pool_of(pool);
   const auto* groups = static_cast<const std::vector<CacheGroup>*>(
       PyCapsule_GetPointer(capsule, kCacheGroupsCapsule));
-  if (arena == nullptr || groups == nullptr) return nullptr;
+  if (shared == nullptr || groups == nullptr) return nullptr;
   CacheManagerOptions options;
   options.groups = *groups;
   if (!read_options(options_dict, options)) return nullptr;
@@ -934,14 +934,14 @@ PyObject* start(PyObject* object, PyObject* args) {
   for (size_t group = 0; group < options.groups.size(); ++group) {
     PyTuple_SET_ITEM(no_blocks.get(), static_cast<Py_ssize_t>(group), Py_NewRef(nothing.get()));
   }
-  auto& shared = *reinterpret_cast<CacheBlocks*>(empty.get());
-  shared.blocks = no_blocks.release();
-  shared.is_shared_empty = 1;
+  auto& shared_empty = *reinterpret_cast<CacheBlocks*>(empty.get());
+  shared_empty.blocks = no_blocks.release();
+  shared_empty.is_shared_empty = 1;
   try {
-    ++arena->users;
+    ++shared->users;
     auto parts = std::make_unique<Parts>(
         options,
-        std::shared_ptr<BlockPool>(&arena->pool, [arena](BlockPool*) { arena->release(); }));
+        std::shared_ptr<BlockPool>(&shared->pool, [shared](BlockPool*) { shared->release(); }));
     parts->reports_events = options.enable_events;
     for (size_t i = 0; i < options.groups.size(); ++i) {
       const CacheGroup& group = options.groups[i];
