@@ -64,8 +64,8 @@ void validate_request(const PlanRequest& request, const PlanningConfig& config) 
 
 /// Projects the groups to a stage and places one block, so that a layout that cannot express the
 /// model is reported before anything is sized.
-Stage prepare_stage(const PlanningContext& ctx, const PlanningConfig& config,
-                    const KVCacheGroups& groups, const LayerSpecs& layers, size_t worker,
+Stage prepare_stage(PlanningContext ctx, const PlanningConfig& config, const KVCacheGroups& groups,
+                    const LayerSpecs& layers, size_t worker,
                     std::optional<int64_t> bytes_per_block) {
   Stage stage;
   stage.groups = project_kv_cache_groups_to_worker(ctx, groups, layers);
@@ -98,7 +98,7 @@ Stage prepare_stage(const PlanningContext& ctx, const PlanningConfig& config,
   return stage;
 }
 
-std::vector<Stage> prepare_stages(const PlanningContext& ctx, const PlanningConfig& config,
+std::vector<Stage> prepare_stages(PlanningContext ctx, const PlanningConfig& config,
                                   const PlanRequest& request, const KVCacheGroups& groups) {
   std::vector<Stage> stages(request.layer_lists().size());
   for (size_t w = 0; w < request.workers().size(); ++w) {
@@ -116,7 +116,7 @@ struct WorkerMemory {
   int64_t usable_bytes;     ///< without the null block, which the pool holds back for good
 };
 
-std::vector<WorkerMemory> effective_memory(const PlanningContext& ctx, const PlanningConfig& config,
+std::vector<WorkerMemory> effective_memory(PlanningContext ctx, const PlanningConfig& config,
                                            const PlanRequest& request,
                                            const std::vector<Stage>& stages) {
   std::vector<WorkerMemory> memory;
@@ -153,9 +153,8 @@ std::vector<size_t> tightest_workers(const PlanRequest& request, const std::vect
   return tightest;
 }
 
-int64_t fit_length(const PlanningContext& ctx, const PlanningConfig& config,
-                   const PlanRequest& request, const std::vector<Stage>& stages,
-                   const std::vector<WorkerMemory>& memory) {
+int64_t fit_length(PlanningContext ctx, const PlanningConfig& config, const PlanRequest& request,
+                   const std::vector<Stage>& stages, const std::vector<WorkerMemory>& memory) {
   const std::vector<size_t> tightest = tightest_workers(request, stages, memory);
   std::vector<FitCandidate> candidates;
   for (size_t s = 0; s < stages.size(); ++s) {
@@ -167,7 +166,7 @@ int64_t fit_length(const PlanningContext& ctx, const PlanningConfig& config,
 }
 
 /// Checks every worker and returns what a request holds on each stage.
-std::vector<int64_t> check_admission(const PlanningContext& ctx, const PlanningConfig& config,
+std::vector<int64_t> check_admission(PlanningContext ctx, const PlanningConfig& config,
                                      const PlanRequest& request, const std::vector<Stage>& stages,
                                      const std::vector<WorkerMemory>& memory) {
   std::vector<int64_t> needed(stages.size());
@@ -214,7 +213,7 @@ std::vector<int64_t> worker_num_blocks(const PlanningConfig& config, const PlanR
   return blocks;
 }
 
-StagePlan finish_stage(const PlanningContext& ctx, const PlanningConfig& config, Stage stage,
+StagePlan finish_stage(PlanningContext ctx, const PlanningConfig& config, Stage stage,
                        size_t num_layers, int64_t num_blocks, int64_t request_bytes) {
   StagePlan result;
   if (!stage.placed_elsewhere && stage.holds_blocks()) {
@@ -245,7 +244,7 @@ void check_block_ids(const Plan& plan) {
   }
 }
 
-void warn_of_few_blocks(const PlanningContext& ctx, const Plan& plan) {
+void warn_of_few_blocks(PlanningContext ctx, const Plan& plan) {
   if (!is_sliced(plan.groups) || plan.num_blocks >= plan.config.min_large_blocks) return;
   ctx.warn("The pool has " + std::to_string(plan.num_blocks) + " blocks to be cut into slices, " +
            "fewer than min_large_blocks=" + std::to_string(plan.config.min_large_blocks) +

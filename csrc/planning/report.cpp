@@ -27,7 +27,7 @@ class PlanView {
  public:
   explicit PlanView(const Plan& plan)
       : plan_(whole(plan)), specs_(*plan.specs), ctx_{*plan.names, specs_, notices_} {}
-  const PlanningContext& ctx() const { return ctx_; }
+  PlanningContext ctx() const { return ctx_; }
   RequestDemand demand(const KVCacheGroups& groups, Charge charge) const {
     return RequestDemand(ctx_, groups, config_with(charge));
   }
@@ -95,7 +95,7 @@ size_t limiting_worker(const Plan& plan) {
   return limiting;
 }
 
-GroupReport report_group(const PlanningContext& ctx, const PlanningConfig& config,
+GroupReport report_group(PlanningContext ctx, const PlanningConfig& config,
                          const KVCacheGroup& group, int64_t bytes_per_block) {
   GroupReport r;
   r.slices = group.slices;
@@ -255,7 +255,42 @@ Reasons explain(const Plan& plan) {
   return reasons;
 }
 
-double max_concurrency(const PlanningContext& ctx, const PlanningConfig& config,
+int64_t auto_fit_memory(const Plan& plan) {
+  const PlanView view(plan);
+  const auto usable = [&](size_t w) {
+    return plan.workers[w].effective_bytes - plan.stage_of(w).bytes_per_block;
+  };
+  const int64_t fitted = plan.config.max_model_len;
+  if (fitted >= plan.requested_max_model_len) return usable(0);
+  std::vector<int64_t> needed(plan.stages.size(), -1);
+  for (size_t w = 0; w < plan.workers.size(); ++w) {
+    const StagePlan& stage = plan.stage_of(w);
+    if (stage.groups.empty()) continue;
+    int64_t& bytes = needed[plan.workers[w].stage];
+    if (bytes < 0) {
+      const RequestDemand demand(view.ctx(), stage.groups, plan.config);
+      bytes = checked::mul(demand.total_blocks(fitted + 1), stage.bytes_per_block,
+                           "bytes of one request");
+    }
+    if (bytes > usable(w)) return usable(w);
+  }
+  return usable(0);
+}
+
+std::vector<int64_t> blocks_without_override(const Plan& plan) {
+  validate(plan);
+  std::vector<int64_t> blocks;
+  for (const WorkerPlan& w : plan.workers) {
+    const StagePlan& stage = plan.stages[w.stage];
+    if (stage.groups.empty()) continue;
+    int64_t own = w.available_bytes / stage.bytes_per_block;
+    if (w.available_bytes % stage.bytes_per_block < 0) --own;  // as Python rounds
+    blocks.push_back(own);
+  }
+  return blocks;
+}
+
+double max_concurrency(PlanningContext ctx, const PlanningConfig& config,
                        const KVCacheGroups& groups, int64_t num_blocks,
                        std::optional<int64_t> host_num_blocks) {
   int64_t device = 0;

@@ -213,7 +213,7 @@ class Flow:
     ) -> Answer:
         configs, effects = self.planner.plan(vllm_config, specs, memory, groups, chosen)
         if grouping.is_sliced(chosen):
-            configs = grouping.cut(configs, chosen)
+            configs = grouping.cut(configs, effects["slices"], chosen)
         commit = effects and functools.partial(self._commit, vllm_config, effects)
         return Answer(configs, commit, not chosen)
 

@@ -60,23 +60,20 @@ def warn_not_sliced(reason: Exception) -> None:
     report.once(logging.WARNING, f"KVPLAN_GROUPING='sliced' is ignored: {reason}")
 
 
-def cut(configs: list[Any], chosen: dict[str, Any]) -> list[Any]:
+def cut(configs: list[Any], slices: tuple[int, ...], chosen: dict[str, Any]) -> list[Any]:
     """The workers' configs with the slices of their groups.
 
     Raises:
         gate.Refused: a plan that vLLM could not run, or that has nothing to cut.
     """
-    from kvplan.vllm.sliced import config as sliced_config
+    from kvplan.vllm.sliced.config import with_slices
 
     sizes = chosen["attention_kernel_block_sizes"]
     for one in configs:
         gate.require_groups(one.kv_cache_groups, sizes)
-    cut_configs = [sliced_config.cut(one) for one in configs]
-    if all(k == 1 for one in cut_configs for k in one.slices):
+    if all(k == 1 for k in slices):
         raise gate.Refused("this model's caches leave nothing to cut")
-    if len({one.slices for one in cut_configs}) > 1:
-        raise gate.Refused("the workers' slices differ")
-    return cut_configs
+    return [with_slices(one, slices) for one in configs]
 
 
 def kernel_block_sizes(

@@ -461,7 +461,7 @@ void for_each_partition(size_t n, const std::function<void(const std::vector<siz
 
 /// Every partition of the layers (with these specs) into groups of one type. The layers before
 /// `first_of_second_stage` make one pipeline stage, the others another.
-void enumerate(const PlanningContext& ctx, const PlanningConfig& config, const LayerSpecs& layers,
+void enumerate(PlanningContext ctx, const PlanningConfig& config, const LayerSpecs& layers,
                size_t first_of_second_stage, Enumerated& result) {
   const auto split = layers.begin() + static_cast<std::ptrdiff_t>(first_of_second_stage);
   const std::vector<LayerSpecs> stages = {{layers.begin(), split}, {split, layers.end()}};

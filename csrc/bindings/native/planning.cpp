@@ -9,10 +9,8 @@
 #include "bindings/native/planning_config.h"
 #include "bindings/native/spec_object.h"
 #include "bindings/vllm/session.h"
-#include "kvplan/checked.h"
 #include "kvplan/plan.h"
 #include "kvplan/report.h"
-#include "planning/fitting/admission.h"
 
 namespace py = pybind11;
 
@@ -85,19 +83,12 @@ py::object group_layers(const py::dict& specs, Function function) {
   return session.group_list(*groups, session.request().specs());
 }
 
-/// The groups of one model, by the grouping that the config asks for.
-KVCacheGroups groups_as_configured(const PlanningContext& ctx, const PlanningConfig& config,
-                                   LayerSpecs& layers) {
-  if (config.grouping == Grouping::kVllm) return get_kv_cache_groups(ctx, config, layers);
-  return get_global_kv_cache_groups(ctx, config, {layers});
-}
-
 py::list groups_of_model(py::handle config, py::dict specs) {
   const PlanningConfig c = read_config(config);
   Session session;
   LayerSpecs layers = session.read_layers(specs);
   const LayerSpecs before = layers;
-  const KVCacheGroups groups = groups_as_configured(session.context(), c, layers);
+  const KVCacheGroups groups = group_as_configured(session.context(), c, layers);
   py::list result = session.group_list(groups, session.request().specs());
   // vLLM changes the caller's dict with the hybrid manager disabled; here after success only.
   if (layers != before) specs.attr("update")(session.layer_dict(layers, session.request().specs()));
@@ -194,7 +185,6 @@ int64_t request_bytes(py::handle config, const py::iterable& group_objects,
   const PlanningConfig c = read_config(config);
   Session session;
   const KVCacheGroups groups = session.read_groups(group_objects);
-  if (groups.empty()) return 0;
   return max_memory_usage_bytes_from_groups(
       session.context(), groups, c,
       bytes_per_block ? *bytes_per_block
@@ -206,21 +196,11 @@ int64_t estimate_from_groups(py::handle config, const py::iterable& group_object
   const PlanningConfig c = read_config(config);
   Session session;
   const KVCacheGroups groups = session.read_groups(group_objects);
-  if (groups.empty()) return available_memory >= 0 ? c.max_model_len : 0;
   return kvplan::estimate_max_model_len(
       RequestDemand(session.context(), groups, c),
       bytes_per_block ? *bytes_per_block
                       : pool_bytes_per_block(session.context(), groups, c.kv_cache_layout),
       available_memory, c.max_model_len);
-}
-
-/// Sum over layers rather than over groups, as the functions on ungrouped specs have it.
-int64_t layers_bytes(const std::vector<const KVCacheSpec*>& specs, const PlanningConfig& config) {
-  int64_t total = 0;
-  for (const KVCacheSpec* s : specs) {
-    total = checked::add(total, max_memory_usage_bytes(*s, config), "bytes of one request");
-  }
-  return total;
 }
 
 std::vector<const KVCacheSpec*> read_specs(const py::iterable& objects) {
@@ -231,27 +211,15 @@ std::vector<const KVCacheSpec*> read_specs(const py::iterable& objects) {
 
 int64_t estimate_from_layers(py::handle config, const py::dict& kv_cache_spec,
                              int64_t available_memory) {
-  PlanningConfig c = read_config(config);
   const py::list values(kv_cache_spec.attr("values")());
-  const std::vector<const KVCacheSpec*> specs = read_specs(values);
-  return largest_that_fits(c.max_model_len, [&](int64_t length) {
-    c.max_model_len = length;
-    return layers_bytes(specs, c) <= available_memory;
-  });
+  return kvplan::estimate_max_model_len(read_specs(values), read_config(config), available_memory);
 }
 
-void check_layers_admission(const PlanningConfig& config, const py::dict& kv_cache_spec,
-                            int64_t available_memory) {
+void check_layers(const PlanningConfig& config, const py::dict& kv_cache_spec,
+                  int64_t available_memory) {
   Session session;
-  LayerSpecs layers = session.read_layers(kv_cache_spec);
-  const KVCacheGroups groups = groups_as_configured(session.context(), config, layers);
-  const int64_t block =
-      groups.empty() ? 0 : pool_bytes_per_block(session.context(), groups, config.kv_cache_layout);
-  const py::list values(kv_cache_spec.attr("values")());
-  const std::vector<const KVCacheSpec*> specs = read_specs(values);
-  const auto bytes = [&](const PlanningConfig& c) { return layers_bytes(specs, c); };
-  const int64_t usable = checked::add(available_memory, -block, "usable memory");
-  check_enough_kv_cache_memory(config, {0, block, usable, bytes}, bytes(config));
+  const LayerSpecs layers = session.read_layers(kv_cache_spec);
+  check_layers_admission(session.context(), config, layers, available_memory);
 }
 
 /// Groups and memory of each worker, the null block taken off already.
@@ -270,7 +238,7 @@ py::tuple auto_fit(const PlanningConfig& config, const py::sequence& groups_per_
     const py::object declared = bytes_per_block[w];
     if (!declared.is_none()) {
       read_field(declared, "bytes_per_block", c.bytes_per_block);
-    } else if (!groups[w].empty()) {
+    } else {
       c.bytes_per_block =
           pool_bytes_per_block(session.context(), groups[w], config.kv_cache_layout);
     }
@@ -467,13 +435,13 @@ void bind_planning(py::module_& m) {
   m.def(
       "max_memory_usage_bytes",
       [](py::handle config, const py::iterable& specs) {
-        return layers_bytes(read_specs(specs), read_config(config));
+        return max_memory_usage_bytes(read_specs(specs), read_config(config));
       },
       py::arg("vllm_config"), py::arg("kv_cache_specs"));
   m.def("estimate_max_model_len", &estimate_from_layers, py::arg("vllm_config"),
         py::arg("kv_cache_spec"), py::arg("available_memory"));
-  m.def("check_layers_admission", &check_layers_admission, py::arg("config"),
-        py::arg("kv_cache_spec"), py::arg("available_memory"));
+  m.def("check_layers_admission", &check_layers, py::arg("config"), py::arg("kv_cache_spec"),
+        py::arg("available_memory"));
   m.def("auto_fit_max_model_len", &auto_fit, py::arg("config"), py::arg("groups_per_worker"),
         py::arg("available_memory"), py::arg("bytes_per_block"));
   m.def("merge_worker_specs", &merge_workers, py::arg("vllm_config"), py::arg("kv_cache_specs"));

@@ -6,9 +6,9 @@
 #include "bindings/native/spec_object.h"
 #include "bindings/vllm/objects.h"
 #include "bindings/vllm/session.h"
-#include "kvplan/checked.h"
 #include "kvplan/errors.h"
 #include "kvplan/plan.h"
+#include "kvplan/report.h"
 #include "planning/specs/spec_fields.h"
 
 namespace py = pybind11;
@@ -50,47 +50,11 @@ py::list notice_list(const Notices& notices) {
 
 // --- grouping ------------------------------------------------------------------------------------
 
-bool is_hidden_state(const PlanningContext& ctx, const LayerSpec& l) {
-  return ctx.spec(l).kind == SpecKind::kHiddenStateCache;
-}
-
-/// Mirrors vllm/v1/core/kv_cache_utils.py::get_kv_cache_groups (0.32), whose early exits flag no
-/// group, and whose packing flags groups before the hidden-state layers join.
-void annotate_as_before_033(const PlanningContext& ctx, const PlanningConfig& config,
-                            LayerSpecs layers, KVCacheGroups& groups) {
-  if (!config.speculative_method || layers.empty()) return;
-  const bool one_uniform_group = groups.size() == 1 && groups[0].is_uniform_type();
-  if (one_uniform_group || is_kv_cache_spec_uniform(ctx, layers) || is_uniform_type(ctx, layers)) {
-    return;
-  }
-  const bool packed = std::any_of(groups.begin(), groups.end(),
-                                  [](const KVCacheGroup& g) { return g.is_uniform_type(); });
-  KVCacheGroups hidden;
-  if (packed) {
-    const auto split = std::stable_partition(
-        layers.begin(), layers.end(), [&](const LayerSpec& l) { return !is_hidden_state(ctx, l); });
-    const auto count = layers.end() - split;
-    layers.erase(split, layers.end());
-    hidden.assign(groups.end() - count, groups.end());
-    groups.erase(groups.end() - count, groups.end());
-  }
-  if (config.use_eagle_block_drop) {
-    annotate_eagle_groups_by_marker(ctx, groups, layers, uses_trailing_mtp_layers(config));
-  }
-  if (config.use_eagle) warn_if_unannotated_eagle_mamba(ctx, config, groups);
-  groups.insert(groups.end(), hidden.begin(), hidden.end());
-}
-
-KVCacheGroups group_globally(const VllmPlanner& self, const PlanningContext& ctx,
+KVCacheGroups group_globally(const VllmPlanner& self, PlanningContext ctx,
                              const PlanningConfig& config,
                              const std::vector<LayerSpecs>& layer_lists) {
-  if (!self.groups_annotate || config.grouping != Grouping::kVllm) {
-    return get_global_kv_cache_groups(ctx, config, layer_lists);
-  }
-  LayerSpecs layers = merge_worker_layers(ctx, config, layer_lists);
-  KVCacheGroups groups = get_kv_cache_groups(ctx, config, layers);
-  annotate_as_before_033(ctx, config, layers, groups);
-  return groups;
+  return self.groups_annotate ? get_global_kv_cache_groups_before_033(ctx, config, layer_lists)
+                              : get_global_kv_cache_groups(ctx, config, layer_lists);
 }
 
 py::tuple model_groups(const VllmPlanner& self, py::handle vllm_config, py::handle kv_cache_specs,
@@ -204,42 +168,6 @@ class StageTemplate {
   std::vector<py::list> tensor_layers_;
 };
 
-/// The memory that vLLM's auto-fit message names: of the first worker that allows least, or of
-/// worker 0 where all allow the full length.
-int64_t limiting_memory(const PlanningContext& ctx, const Plan& plan) {
-  const auto usable = [&](size_t w) {
-    return plan.workers[w].effective_bytes - plan.stage_of(w).bytes_per_block;
-  };
-  const int64_t fitted = plan.config.max_model_len;
-  if (fitted >= plan.requested_max_model_len) return usable(0);
-  std::vector<int64_t> needed(plan.stages.size(), -1);
-  for (size_t w = 0; w < plan.workers.size(); ++w) {
-    const StagePlan& stage = plan.stage_of(w);
-    if (stage.groups.empty()) continue;
-    int64_t& bytes = needed[plan.workers[w].stage];
-    if (bytes < 0) {
-      bytes = checked::mul(RequestDemand(ctx, stage.groups, plan.config).total_blocks(fitted + 1),
-                           stage.bytes_per_block, "bytes of one request");
-    }
-    if (bytes > usable(w)) return usable(w);
-  }
-  return usable(0);
-}
-
-/// Per worker with a KV cache, the blocks that its memory alone would give: for the message that
-/// the override replaces them.
-py::list own_blocks(const Plan& plan) {
-  py::list blocks;
-  for (const WorkerPlan& w : plan.workers) {
-    const StagePlan& stage = plan.stages[w.stage];
-    if (stage.groups.empty()) continue;
-    int64_t own = w.available_bytes / stage.bytes_per_block;
-    if (w.available_bytes % stage.bytes_per_block < 0) --own;  // as Python rounds
-    blocks.append(own);
-  }
-  return blocks;
-}
-
 /// Each worker's config, made of its stage's template.
 py::list worker_configs(const VllmPlanner& self, const Session& session, const Plan& plan,
                         const py::list& group_objects, const py::object& interval) {
@@ -257,10 +185,11 @@ py::list worker_configs(const VllmPlanner& self, const Session& session, const P
 }
 
 /// What vLLM would log and write with its configs; None where that is nothing.
-py::object side_effects(PlanRequest& request, const Plan& plan, Notices& notices) {
+py::object side_effects(const Plan& plan, const Notices& notices) {
   const PlanningConfig& config = plan.config;
+  const bool sliced = config.grouping == Grouping::kSliced;
   if (notices.empty() && plan.notices.empty() && !config.auto_fit &&
-      !config.num_gpu_blocks_override) {
+      !config.num_gpu_blocks_override && !sliced) {
     return py::none();
   }
   py::dict effects;
@@ -268,16 +197,22 @@ py::object side_effects(PlanRequest& request, const Plan& plan, Notices& notices
   effects["remarks"] = notice_list(plan.notices);
   effects["auto_fit"] = config.auto_fit;
   if (config.auto_fit) {
-    const PlanningContext planned{*plan.names, request.specs(), notices};
     effects["requested_max_model_len"] = plan.requested_max_model_len;
     effects["max_model_len"] = config.max_model_len;
     effects["attention_free"] = std::all_of(plan.stages.begin(), plan.stages.end(),
                                             [](const StagePlan& s) { return s.groups.empty(); });
-    effects["limiting_memory"] = limiting_memory(planned, plan);
+    effects["limiting_memory"] = auto_fit_memory(plan);
   }
   effects["num_gpu_blocks_override"] =
       write_field(config.num_gpu_blocks_override, "num_gpu_blocks_override");
-  effects["own_blocks"] = config.num_gpu_blocks_override ? own_blocks(plan) : py::list();
+  effects["own_blocks"] = write_field(
+      config.num_gpu_blocks_override ? blocks_without_override(plan) : std::vector<int64_t>(),
+      "own_blocks");
+  if (sliced) {
+    std::vector<int64_t> slices;  // by group; vLLM's groups have no place for them
+    for (const KVCacheGroup& g : plan.groups) slices.push_back(g.slices);
+    effects["slices"] = write_field(slices, "slices");
+  }
   return effects;
 }
 
@@ -315,39 +250,46 @@ py::tuple plan_workers(const VllmPlanner& self, py::handle vllm_config, py::hand
   const Plan plan = kvplan::plan(request, config);
   py::list configs =
       worker_configs(self, session, plan, group_objects, retention_interval(vllm_config));
-  return py::make_tuple(std::move(configs), side_effects(request, plan, notices));
+  return py::make_tuple(std::move(configs), side_effects(plan, notices));
 }
+
+/// Groups of vLLM's that are placed outside of a plan.
+struct Placing {
+  Placing(const VllmPlanner& self, py::handle vllm_config, const py::list& group_objects)
+      : config(self.read_config(vllm_config, py::dict())),
+        session(self.objects),
+        groups(session.read_groups(group_objects)) {
+    validate_kv_cache_layout(session.context(), config.kv_cache_layout, groups);
+    bytes = pool_bytes_per_block(session.context(), groups, config.kv_cache_layout);
+    if (bytes == 0) throw InconsistentSpec("the groups hold no layers, so a block has no bytes");
+  }
+  std::vector<KVCacheTensor> tensors(int64_t num_blocks) {
+    return place_kv_cache_groups(session.context(), config, groups, bytes, num_blocks);
+  }
+
+  PlanningConfig config;
+  Session session;
+  KVCacheGroups groups;
+  int64_t bytes = 0;  // of a block
+};
 
 /// What one block takes from the pool, as vLLM's probe finds it: by placing one.
 int64_t block_bytes(const VllmPlanner& self, py::handle vllm_config,
                     const py::list& group_objects) {
-  const PlanningConfig config = self.read_config(vllm_config, py::dict());
-  Session session(self.objects);
-  const KVCacheGroups groups = session.read_groups(group_objects);
-  const PlanningContext ctx = session.context();
-  validate_kv_cache_layout(ctx, config.kv_cache_layout, groups);
-  const int64_t bytes = pool_bytes_per_block(ctx, groups, config.kv_cache_layout);
-  if (bytes == 0) throw InconsistentSpec("the groups hold no layers, so a block has no bytes");
-  if (place_kv_cache_groups(ctx, config, groups, bytes, 1).empty()) {
+  Placing placing(self, vllm_config, group_objects);
+  if (placing.tensors(1).empty()) {
     throw InconsistentSpec("the groups hold no layers to place");
   }
-  return bytes;
+  return placing.bytes;
 }
 
 py::object place_groups(const VllmPlanner& self, py::handle vllm_config,
                         const py::list& group_objects, int64_t num_blocks) {
-  const PlanningConfig config = self.read_config(vllm_config, py::dict());
-  Session session(self.objects);
-  const KVCacheGroups groups = session.read_groups(group_objects);
-  const PlanningContext ctx = session.context();
-  validate_kv_cache_layout(ctx, config.kv_cache_layout, groups);
-  const int64_t bytes = pool_bytes_per_block(ctx, groups, config.kv_cache_layout);
-  if (bytes == 0) throw InconsistentSpec("the groups hold no layers, so a block has no bytes");
-  num_blocks = config.num_gpu_blocks_override.value_or(num_blocks);
-  return self.objects.make_config(
-      num_blocks,
-      session.tensor_list(place_kv_cache_groups(ctx, config, groups, bytes, num_blocks)),
-      group_objects, retention_interval(vllm_config), 1);
+  Placing placing(self, vllm_config, group_objects);
+  num_blocks = placing.config.num_gpu_blocks_override.value_or(num_blocks);
+  return self.objects.make_config(num_blocks,
+                                  placing.session.tensor_list(placing.tensors(num_blocks)),
+                                  group_objects, retention_interval(vllm_config), 1);
 }
 
 /// Each worker's layers with kvplan's own specs, which need neither vLLM nor a plugin.

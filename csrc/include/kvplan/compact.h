@@ -51,7 +51,7 @@ KVPLAN_API Frontier frontier(const PlanRequest& request, const PlanningConfig& c
 /// price, and no point with more bytes than vLLM's own is taken. `layers` are the model's,
 /// `layer_lists` say which of them lie together on a pipeline stage. Throws `InvalidArgument` where
 /// no grouping has so few groups.
-KVPLAN_API KVCacheGroups get_compact_kv_cache_groups(const PlanningContext& ctx,
+KVPLAN_API KVCacheGroups get_compact_kv_cache_groups(PlanningContext ctx,
                                                      const PlanningConfig& config,
                                                      LayerSpecs& layers,
                                                      const std::vector<LayerSpecs>& layer_lists);

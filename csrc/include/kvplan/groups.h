@@ -127,7 +127,8 @@ struct Notice {
 };
 using Notices = std::vector<Notice>;
 
-/// What every planning step reads and adds to.
+/// A handle on what every planning step reads and adds to: passed by value, and as good as three
+/// references.
 struct PlanningContext {
   const NameTable& names;
   SpecTable& specs;

@@ -46,6 +46,9 @@ KVPLAN_API int64_t max_num_blocks_per_req(const KVCacheSpec& spec, const Plannin
 /// The same of layers that share a block table; throws `InconsistentSpec` where they differ.
 KVPLAN_API int64_t max_num_blocks_per_req(SpecList specs, const PlanningConfig& config,
                                           int64_t max_len);
+/// The same of several layers, group or no group: the sum. Mirrors
+/// vllm/v1/core/kv_cache_utils.py::max_memory_usage_bytes (0.33).
+KVPLAN_API int64_t max_memory_usage_bytes(SpecList specs, const PlanningConfig& config);
 /// Pages that one request of `config.max_model_len` holds in the layer that needs most.
 KVPLAN_API int64_t max_pages(SpecList specs, const PlanningConfig& config);
 

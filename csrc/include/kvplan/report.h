@@ -83,9 +83,16 @@ struct TensorView {
 /// `InvalidArgument` for a stage that the plan does not have.
 KVPLAN_API std::vector<TensorView> views(const Plan& plan, size_t stage);
 
+/// The memory that vLLM's message of the fitted length names: of the first worker that allows
+/// least, or of worker 0 where all allow the full length. Bytes, without the null block.
+KVPLAN_API int64_t auto_fit_memory(const Plan& plan);
+/// For each worker with a KV cache, the blocks that its memory would give without
+/// `num_gpu_blocks_override`, as vLLM's message says.
+KVPLAN_API std::vector<int64_t> blocks_without_override(const Plan& plan);
+
 /// Requests of `config.max_model_len` tokens that `num_blocks` hold, by vLLM's formula.
 /// Mirrors vllm/v1/core/kv_cache_utils.py::get_max_concurrency_for_kv_cache_config (0.33).
-KVPLAN_API double max_concurrency(const PlanningContext& ctx, const PlanningConfig& config,
+KVPLAN_API double max_concurrency(PlanningContext ctx, const PlanningConfig& config,
                                   const KVCacheGroups& groups, int64_t num_blocks,
                                   std::optional<int64_t> host_num_blocks = {});
 

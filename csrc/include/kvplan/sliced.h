@@ -35,7 +35,7 @@ using PoolBytes = std::optional<int64_t>;
 /// `layer_lists` say which of them lie together on a pipeline stage. Falls back to vLLM's own
 /// grouping, with a notice, where there is nothing to cut: one kind of cache, the hybrid KV cache
 /// manager disabled, HiSparse. Throws `LayoutError` unless the layout is block-outermost.
-KVPLAN_API KVCacheGroups get_sliced_kv_cache_groups(const PlanningContext& ctx,
+KVPLAN_API KVCacheGroups get_sliced_kv_cache_groups(PlanningContext ctx,
                                                     const PlanningConfig& config,
                                                     LayerSpecs& layers,
                                                     const std::vector<LayerSpecs>& layer_lists,

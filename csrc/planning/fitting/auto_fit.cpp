@@ -3,7 +3,12 @@
 #include <algorithm>
 #include <cctype>
 #include <string>
+#include <vector>
 
+#include "kvplan/checked.h"
+#include "kvplan/page_demand.h"
+#include "kvplan/planning/global_groups.h"
+#include "kvplan/planning/placement.h"
 #include "kvplan/planning/request_demand.h"
 #include "planning/fitting/admission.h"
 
@@ -20,7 +25,7 @@ std::string device_name(const PlanningConfig& config) {
 
 }  // namespace
 
-int64_t auto_fit_max_model_len(const PlanningContext& ctx, const PlanningConfig& config,
+int64_t auto_fit_max_model_len(PlanningContext ctx, const PlanningConfig& config,
                                std::span<const FitCandidate> workers) {
   const int64_t requested = config.max_model_len;
   int64_t fitted = requested;
@@ -57,6 +62,25 @@ int64_t auto_fit_max_model_len(const PlanningContext& ctx, const PlanningConfig&
              std::to_string(fitted) + " to fit" + memory);
   }
   return fitted;
+}
+
+int64_t estimate_max_model_len(SpecList specs, PlanningConfig config, int64_t available_bytes) {
+  return largest_that_fits(config.max_model_len, [&](int64_t length) {
+    config.max_model_len = length;
+    return max_memory_usage_bytes(specs, config) <= available_bytes;
+  });
+}
+
+void check_layers_admission(PlanningContext ctx, const PlanningConfig& config,
+                            const LayerSpecs& layers, int64_t available_bytes) {
+  LayerSpecs grouped = layers;
+  const KVCacheGroups groups = group_as_configured(ctx, config, grouped);
+  const int64_t block = pool_bytes_per_block(ctx, groups, config.kv_cache_layout);
+  std::vector<const KVCacheSpec*> specs;
+  for (const LayerSpec& l : layers) specs.push_back(&ctx.spec(l));
+  const auto bytes = [&](const PlanningConfig& c) { return max_memory_usage_bytes(specs, c); };
+  const int64_t usable = checked::add(available_bytes, -block, "usable memory");
+  check_enough_kv_cache_memory(config, {0, block, usable, bytes}, bytes(config));
 }
 
 }  // namespace kvplan

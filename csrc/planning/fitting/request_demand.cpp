@@ -7,7 +7,7 @@
 
 namespace kvplan {
 
-std::vector<PageDemand> group_demands(const PlanningContext& ctx, const KVCacheGroup& group,
+std::vector<PageDemand> group_demands(PlanningContext ctx, const KVCacheGroup& group,
                                       const PlanningConfig& config) {
   if (!group.is_uniform_type()) return {page_demand(ctx.spec(group.spec), config)};
   std::vector<PageDemand> demands;
@@ -28,7 +28,7 @@ int64_t pages(std::span<const PageDemand> demands, int64_t model_len) {
   return most;
 }
 
-RequestDemand::RequestDemand(const PlanningContext& ctx, const KVCacheGroups& groups,
+RequestDemand::RequestDemand(PlanningContext ctx, const KVCacheGroups& groups,
                              const PlanningConfig& config) {
   for (const KVCacheGroup& g : groups) {
     if (g.host_resident) continue;
@@ -54,7 +54,7 @@ int64_t RequestDemand::total_blocks(int64_t model_len) const {
   return total;
 }
 
-int64_t max_memory_usage_bytes_from_groups(const PlanningContext& ctx, const KVCacheGroups& groups,
+int64_t max_memory_usage_bytes_from_groups(PlanningContext ctx, const KVCacheGroups& groups,
                                            const PlanningConfig& config, int64_t bytes_per_block) {
   return checked::mul(bytes_per_block,
                       RequestDemand(ctx, groups, config).total_blocks(config.max_model_len),

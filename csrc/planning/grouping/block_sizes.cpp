@@ -11,18 +11,18 @@ namespace kvplan {
 namespace {
 
 template <class Visitor>
-void for_each_spec(const PlanningContext& ctx, const KVCacheGroups& groups, Visitor&& visit) {
+void for_each_spec(PlanningContext ctx, const KVCacheGroups& groups, Visitor&& visit) {
   for (const KVCacheGroup& g : groups) {
     kvplan::for_each_spec(g, [&](SpecId id) { visit(ctx.spec(id)); });
   }
 }
 
-bool group_prefix_cacheable(const PlanningContext& ctx, const KVCacheGroup& group) {
+bool group_prefix_cacheable(PlanningContext ctx, const KVCacheGroup& group) {
   return !any_spec(group, [&](SpecId id) { return !prefix_cacheable(ctx.spec(id)); });
 }
 
 // With aligned Mamba states, prefix-cache hits may land inside a scheduler block.
-bool partial_hash_hits_enabled(const PlanningContext& ctx, const KVCacheGroups& groups,
+bool partial_hash_hits_enabled(PlanningContext ctx, const KVCacheGroups& groups,
                                int64_t hash_block_size, int64_t dcp) {
   bool enabled = false;
   for_each_spec(ctx, groups, [&](const KVCacheSpec& s) {
@@ -40,7 +40,7 @@ std::string join(const Range& values) {
   return "[" + s + "]";
 }
 
-BlockSizes single_group(const PlanningContext& ctx, const PlanningConfig& config,
+BlockSizes single_group(PlanningContext ctx, const PlanningConfig& config,
                         const KVCacheGroups& groups) {
   const bool sharded = groups.empty() || ctx.spec(groups[0].spec).dcp_sharded;
   const int64_t size = checked::mul(
@@ -57,7 +57,7 @@ BlockSizes single_group(const PlanningContext& ctx, const PlanningConfig& config
 
 }  // namespace
 
-BlockSizes resolve_kv_cache_block_sizes(const PlanningContext& ctx, const PlanningConfig& config,
+BlockSizes resolve_kv_cache_block_sizes(PlanningContext ctx, const PlanningConfig& config,
                                         const KVCacheGroups& groups) {
   if (groups.size() <= 1) return single_group(ctx, config, groups);
 

@@ -6,7 +6,7 @@
 
 namespace kvplan {
 
-void annotate_eagle_groups_by_is_draft(KVCacheGroups& groups, const PlanningContext& ctx,
+void annotate_eagle_groups_by_is_draft(KVCacheGroups& groups, PlanningContext ctx,
                                        const LayerSpecs& layers) {
   std::vector<bool> is_draft(ctx.names.size());
   for (const LayerSpec& l : layers) is_draft[l.layer.pos()] = ctx.spec(l).is_draft;
@@ -16,7 +16,7 @@ void annotate_eagle_groups_by_is_draft(KVCacheGroups& groups, const PlanningCont
   }
 }
 
-void annotate_eagle_groups_by_marker(const PlanningContext& ctx, KVCacheGroups& groups,
+void annotate_eagle_groups_by_marker(PlanningContext ctx, KVCacheGroups& groups,
                                      const LayerSpecs& layers, bool use_trailing_layer) {
   for (KVCacheGroup& g : groups) {
     if (any_spec(g, [&](SpecId id) { return ctx.spec(id).non_causal_multi_token_decode; })) {
@@ -40,7 +40,7 @@ bool uses_trailing_mtp_layers(const PlanningConfig& config) {
          config.model_type == "deepseek_v41";
 }
 
-void warn_if_unannotated_eagle_mamba(const PlanningContext& ctx, const PlanningConfig& config,
+void warn_if_unannotated_eagle_mamba(PlanningContext ctx, const PlanningConfig& config,
                                      const KVCacheGroups& groups) {
   const auto is_eagle = [](const KVCacheGroup& g) { return g.is_eagle_group; };
   const auto has_mamba = [&](const KVCacheGroup& g) {

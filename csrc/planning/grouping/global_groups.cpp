@@ -7,13 +7,15 @@
 #include "kvplan/errors.h"
 #include "kvplan/planning/eagle_groups.h"
 #include "kvplan/planning/grouping.h"
+#include "kvplan/planning/uniformity.h"
 #include "kvplan/sliced.h"
+#include "planning/grouping/hidden_state.h"
 
 namespace kvplan {
 namespace {
 
 /// The layers of all workers in order of first appearance.
-LayerSpecs merge_layer_lists(const PlanningContext& ctx, const std::vector<LayerSpecs>& lists) {
+LayerSpecs merge_layer_lists(PlanningContext ctx, const std::vector<LayerSpecs>& lists) {
   LayerSpecs merged;
   if (!lists.empty()) merged.reserve(lists[0].size());
   std::vector<SpecId> spec_of(ctx.names.size());
@@ -35,7 +37,7 @@ LayerSpecs merge_layer_lists(const PlanningContext& ctx, const std::vector<Layer
   return merged;
 }
 
-void check_registered(const PlanningContext& ctx, const LayerSpecs& layers) {
+void check_registered(PlanningContext ctx, const LayerSpecs& layers) {
   SpecId last;
   for (const LayerSpec& l : layers) {
     if (l.spec == last) continue;
@@ -48,7 +50,7 @@ void check_registered(const PlanningContext& ctx, const LayerSpecs& layers) {
 }
 
 /// Several speculative modules prefill the last tokens anew, so the window keeps some more.
-void retain_lookahead_tokens(const PlanningContext& ctx, const PlanningConfig& config,
+void retain_lookahead_tokens(PlanningContext ctx, const PlanningConfig& config,
                              LayerSpecs& layers) {
   const int64_t extra = std::max<int64_t>(0, config.num_prefill_lookahead_tokens - 1);
   std::vector<SpecId> replaced(ctx.specs.size());
@@ -65,7 +67,7 @@ void retain_lookahead_tokens(const PlanningContext& ctx, const PlanningConfig& c
   }
 }
 
-void annotate_eagle_groups(const PlanningContext& ctx, const PlanningConfig& config,
+void annotate_eagle_groups(PlanningContext ctx, const PlanningConfig& config,
                            const LayerSpecs& layers, KVCacheGroups& groups) {
   const bool any_draft = std::any_of(layers.begin(), layers.end(),
                                      [&](const LayerSpec& l) { return ctx.spec(l).is_draft; });
@@ -77,9 +79,36 @@ void annotate_eagle_groups(const PlanningContext& ctx, const PlanningConfig& con
   }
 }
 
+/// Mirrors vllm/v1/core/kv_cache_utils.py::get_kv_cache_groups (0.32), whose early exits flag no
+/// group, and whose packing flags groups before the hidden-state layers join.
+void annotate_as_before_033(PlanningContext ctx, const PlanningConfig& config, LayerSpecs layers,
+                            KVCacheGroups& groups) {
+  if (!config.speculative_method || layers.empty()) return;
+  const bool one_uniform_group = groups.size() == 1 && groups[0].is_uniform_type();
+  if (one_uniform_group || is_kv_cache_spec_uniform(ctx, layers) || is_uniform_type(ctx, layers)) {
+    return;
+  }
+  const bool packed = std::any_of(groups.begin(), groups.end(),
+                                  [](const KVCacheGroup& g) { return g.is_uniform_type(); });
+  KVCacheGroups hidden;
+  if (packed) {
+    const auto split = std::stable_partition(
+        layers.begin(), layers.end(), [&](const LayerSpec& l) { return !is_hidden_state(ctx, l); });
+    const auto count = layers.end() - split;
+    layers.erase(split, layers.end());
+    hidden.assign(groups.end() - count, groups.end());
+    groups.erase(groups.end() - count, groups.end());
+  }
+  if (config.use_eagle_block_drop) {
+    annotate_eagle_groups_by_marker(ctx, groups, layers, uses_trailing_mtp_layers(config));
+  }
+  if (config.use_eagle) warn_if_unannotated_eagle_mamba(ctx, config, groups);
+  groups.insert(groups.end(), hidden.begin(), hidden.end());
+}
+
 }  // namespace
 
-LayerSpecs merge_worker_layers(const PlanningContext& ctx, const PlanningConfig& config,
+LayerSpecs merge_worker_layers(PlanningContext ctx, const PlanningConfig& config,
                                const std::vector<LayerSpecs>& layer_lists) {
   LayerSpecs layers = merge_layer_lists(ctx, layer_lists);
   check_registered(ctx, layers);
@@ -87,7 +116,7 @@ LayerSpecs merge_worker_layers(const PlanningContext& ctx, const PlanningConfig&
   return layers;
 }
 
-void finish_global_groups(const PlanningContext& ctx, const PlanningConfig& config,
+void finish_global_groups(PlanningContext ctx, const PlanningConfig& config,
                           const LayerSpecs& layers, KVCacheGroups& groups) {
   check_exact_partition(ctx, groups, layers);
   if (!config.speculative_method || !config.use_eagle_block_drop) return;
@@ -95,7 +124,7 @@ void finish_global_groups(const PlanningContext& ctx, const PlanningConfig& conf
   warn_if_unannotated_eagle_mamba(ctx, config, groups);
 }
 
-KVCacheGroups get_global_kv_cache_groups(const PlanningContext& ctx, const PlanningConfig& config,
+KVCacheGroups get_global_kv_cache_groups(PlanningContext ctx, const PlanningConfig& config,
                                          const std::vector<LayerSpecs>& layer_lists,
                                          std::optional<int64_t> pool_bytes) {
   LayerSpecs layers = merge_worker_layers(ctx, config, layer_lists);
@@ -113,6 +142,24 @@ KVCacheGroups get_global_kv_cache_groups(const PlanningContext& ctx, const Plann
   }
   finish_global_groups(ctx, config, layers, groups);
   return groups;
+}
+
+KVCacheGroups get_global_kv_cache_groups_before_033(PlanningContext ctx,
+                                                    const PlanningConfig& config,
+                                                    const std::vector<LayerSpecs>& layer_lists) {
+  if (config.grouping != Grouping::kVllm) {
+    return get_global_kv_cache_groups(ctx, config, layer_lists);
+  }
+  LayerSpecs layers = merge_worker_layers(ctx, config, layer_lists);
+  KVCacheGroups groups = get_kv_cache_groups(ctx, config, layers);
+  annotate_as_before_033(ctx, config, layers, groups);
+  return groups;
+}
+
+KVCacheGroups group_as_configured(PlanningContext ctx, const PlanningConfig& config,
+                                  LayerSpecs& layers) {
+  if (config.grouping == Grouping::kVllm) return get_kv_cache_groups(ctx, config, layers);
+  return get_global_kv_cache_groups(ctx, config, {layers});
 }
 
 }  // namespace kvplan

@@ -12,15 +12,7 @@
 #include "planning/grouping/hidden_state.h"
 
 namespace kvplan {
-namespace {
-
-bool is_hidden_state(const PlanningContext& ctx, const LayerSpec& l) {
-  return ctx.spec(l).kind == SpecKind::kHiddenStateCache;
-}
-
-}  // namespace
-
-KVCacheGroups get_kv_cache_groups(const PlanningContext& ctx, const PlanningConfig& config,
+KVCacheGroups get_kv_cache_groups(PlanningContext ctx, const PlanningConfig& config,
                                   LayerSpecs& layers) {
   if (config.disable_hybrid_kv_cache_manager) unify_hybrid_kv_cache_specs(ctx, layers);
   if (layers.empty()) return {};  // attention-free: the KV cache manager takes no groups
@@ -71,7 +63,7 @@ bool groups_partition_layers_exactly(const KVCacheGroups& groups, const LayerSpe
   return grouped == expected;
 }
 
-void check_exact_partition(const PlanningContext& ctx, const KVCacheGroups& groups,
+void check_exact_partition(PlanningContext ctx, const KVCacheGroups& groups,
                            const LayerSpecs& layers) {
   std::vector<char> grouped(ctx.names.size());
   for (const KVCacheGroup& g : groups) {

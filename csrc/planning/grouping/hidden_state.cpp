@@ -43,7 +43,7 @@ KVCacheSpec scaled(const KVCacheSpec& spec, int64_t scale) {
   return with_block_size(copy, checked::mul(spec.block_size, scale, "block size"));
 }
 
-int64_t uniform_page_size(const PlanningContext& ctx, const KVCacheGroups& groups) {
+int64_t uniform_page_size(PlanningContext ctx, const KVCacheGroups& groups) {
   const int64_t page = ctx.page(groups[0].spec);
   for (const KVCacheGroup& g : groups) {
     if (ctx.page(g.spec) != page) {
@@ -56,7 +56,7 @@ int64_t uniform_page_size(const PlanningContext& ctx, const KVCacheGroups& group
 
 }  // namespace
 
-int64_t ensure_min_page_size(const PlanningContext& ctx, KVCacheGroups& groups, int64_t common_page,
+int64_t ensure_min_page_size(PlanningContext ctx, KVCacheGroups& groups, int64_t common_page,
                              const LayerSpecs& hidden_layers) {
   int64_t max_per_token = 0;
   for (const LayerSpec& l : hidden_layers) {
@@ -75,7 +75,7 @@ int64_t ensure_min_page_size(const PlanningContext& ctx, KVCacheGroups& groups, 
   return checked::mul(common_page, scale, "common page");
 }
 
-void append_hidden_state_groups(const PlanningContext& ctx, const LayerSpecs& hidden_layers,
+void append_hidden_state_groups(PlanningContext ctx, const LayerSpecs& hidden_layers,
                                 KVCacheGroups& groups) {
   const int64_t common_page =
       ensure_min_page_size(ctx, groups, uniform_page_size(ctx, groups), hidden_layers);

@@ -46,7 +46,7 @@ struct TypeBucket {
   }
 };
 
-void add_layer(const PlanningContext& ctx, TypeBucket& bucket, const LayerSpec& layer) {
+void add_layer(PlanningContext ctx, TypeBucket& bucket, const LayerSpec& layer) {
   const int64_t page = ctx.page(layer.spec);
   auto it = std::find_if(bucket.pages.begin(), bucket.pages.end(),
                          [&](const PageClass& p) { return p.page_size_bytes == page; });
@@ -55,7 +55,7 @@ void add_layer(const PlanningContext& ctx, TypeBucket& bucket, const LayerSpec& 
   bucket.layers.push_back(layer);
 }
 
-std::vector<TypeBucket> bucket_by_type(const PlanningContext& ctx, const LayerSpecs& layers) {
+std::vector<TypeBucket> bucket_by_type(PlanningContext ctx, const LayerSpecs& layers) {
   std::vector<TypeBucket> buckets;
   std::vector<int32_t> bucket_of(ctx.specs.size(), -1);
   for (const LayerSpec& l : layers) {
@@ -72,7 +72,7 @@ std::vector<TypeBucket> bucket_by_type(const PlanningContext& ctx, const LayerSp
   return buckets;
 }
 
-bool has_mixed_pages(const PlanningContext& ctx, const LayerSpecs& layers) {
+bool has_mixed_pages(PlanningContext ctx, const LayerSpecs& layers) {
   return std::any_of(layers.begin(), layers.end(), [&](const LayerSpec& l) {
     return ctx.page(l.spec) != ctx.page(layers[0].spec);
   });
@@ -96,7 +96,7 @@ std::optional<int64_t> choose_repeats_per_group(const std::vector<TypeBucket>& b
 
 /// Deals the repeats (one layer of each page size) out to `num_groups` groups. Layers beyond the
 /// last whole repeat are left out, which the partition check reports.
-void deal_repeats(const PlanningContext& ctx, const TypeBucket& bucket, int64_t num_groups,
+void deal_repeats(PlanningContext ctx, const TypeBucket& bucket, int64_t num_groups,
                   KVCacheGroups& groups) {
   size_t num_repeats = bucket.pages[0].layers.size();
   for (const PageClass& p : bucket.pages) num_repeats = std::min(num_repeats, p.layers.size());
@@ -119,8 +119,7 @@ void deal_repeats(const PlanningContext& ctx, const TypeBucket& bucket, int64_t 
 
 }  // namespace
 
-std::optional<KVCacheGroups> get_packed_kv_cache_groups(const PlanningContext& ctx,
-                                                        KVCacheLayout layout,
+std::optional<KVCacheGroups> get_packed_kv_cache_groups(PlanningContext ctx, KVCacheLayout layout,
                                                         const LayerSpecs& layers) {
   // Pages are asked for even where the layout settles the matter, so that a spec that contradicts
   // itself is reported here, as in vLLM.

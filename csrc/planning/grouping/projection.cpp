@@ -2,8 +2,7 @@
 
 namespace kvplan {
 
-KVCacheGroups project_kv_cache_groups_to_worker(const PlanningContext& ctx,
-                                                const KVCacheGroups& groups,
+KVCacheGroups project_kv_cache_groups_to_worker(PlanningContext ctx, const KVCacheGroups& groups,
                                                 const LayerSpecs& worker_layers) {
   std::vector<char> owned(ctx.names.size());
   for (const LayerSpec& l : worker_layers) owned[l.layer.pos()] = true;

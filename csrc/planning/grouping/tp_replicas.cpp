@@ -14,7 +14,7 @@ int64_t layer_tp_replicas(const KVCacheSpec& spec, int64_t tp_size, int64_t dcp_
 
 }  // namespace
 
-int64_t kv_cache_groups_tp_replicas(const PlanningContext& ctx, const KVCacheGroups& groups,
+int64_t kv_cache_groups_tp_replicas(PlanningContext ctx, const KVCacheGroups& groups,
                                     int64_t tp_size, int64_t dcp_size) {
   if (groups.empty()) return 1;
   int64_t replicas = tp_size;

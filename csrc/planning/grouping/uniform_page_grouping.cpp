@@ -17,7 +17,7 @@ struct MergeBucket {
   LayerSpecs layers;
 };
 
-bool try_add(const PlanningContext& ctx, MergeBucket& bucket, SpecId spec) {
+bool try_add(PlanningContext ctx, MergeBucket& bucket, SpecId spec) {
   bucket.specs.push_back(spec);
   try {
     merge_specs(ctx, bucket.specs);
@@ -29,7 +29,7 @@ bool try_add(const PlanningContext& ctx, MergeBucket& bucket, SpecId spec) {
   return false;
 }
 
-std::vector<MergeBucket> bucket_by_merge(const PlanningContext& ctx, const LayerSpecs& layers) {
+std::vector<MergeBucket> bucket_by_merge(PlanningContext ctx, const LayerSpecs& layers) {
   // By equality class first, so that each distinct spec is merged once and its layers stay
   // together.
   const std::vector<SpecId> distinct = distinct_specs(ctx, layers);
@@ -68,7 +68,7 @@ size_t choose_group_size(const std::vector<MergeBucket>& buckets) {
   return 2 * max->layers.size() < 3 * min->layers.size() ? max->layers.size() : min->layers.size();
 }
 
-void warn_padding_layers(const PlanningContext& ctx, size_t num_layers, size_t group_size) {
+void warn_padding_layers(PlanningContext ctx, size_t num_layers, size_t group_size) {
   const size_t missing = group_size - num_layers % group_size;
   if (missing == group_size) return;
   char percent[32];
@@ -80,8 +80,7 @@ void warn_padding_layers(const PlanningContext& ctx, size_t num_layers, size_t g
 
 }  // namespace
 
-KVCacheGroups get_kv_cache_groups_uniform_page_size(const PlanningContext& ctx,
-                                                    const LayerSpecs& layers) {
+KVCacheGroups get_kv_cache_groups_uniform_page_size(PlanningContext ctx, const LayerSpecs& layers) {
   if (layers.empty()) throw InvalidArgument("no layers to group");
   const std::vector<MergeBucket> buckets = bucket_by_merge(ctx, layers);
   const size_t group_size = choose_group_size(buckets);

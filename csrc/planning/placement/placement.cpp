@@ -16,7 +16,7 @@ struct SpecLayers {
   std::vector<LayerId> layers;
 };
 
-std::vector<SpecLayers> layers_by_spec(const PlanningContext& ctx, const PlanningConfig& config,
+std::vector<SpecLayers> layers_by_spec(PlanningContext ctx, const PlanningConfig& config,
                                        const KVCacheGroup& group) {
   if (!group.is_uniform_type()) {
     if (group.layers.empty()) return {};
@@ -66,8 +66,8 @@ int64_t widest_group(const KVCacheGroups& groups, Bytes bytes_of_spec) {
 
 /// Caches a number of each spec for the time of one call.
 template <class Compute>
-auto memoized(const PlanningContext& ctx, Compute compute) {
-  return [&ctx, compute, cache = std::vector<int64_t>(ctx.specs.size(), -1)](SpecId id) mutable {
+auto memoized(PlanningContext ctx, Compute compute) {
+  return [ctx, compute, cache = std::vector<int64_t>(ctx.specs.size(), -1)](SpecId id) mutable {
     int64_t& value = cache[id.pos()];
     if (value < 0) value = compute(ctx.spec(id));
     return value;
@@ -76,7 +76,7 @@ auto memoized(const PlanningContext& ctx, Compute compute) {
 
 /// What the stride between two pages of a group must be a multiple of.
 template <class StrideAlignment>
-int64_t group_stride_alignment(const PlanningContext& ctx, const KVCacheGroup& g,
+int64_t group_stride_alignment(PlanningContext ctx, const KVCacheGroup& g,
                                StrideAlignment& stride_alignment) {
   int64_t alignment = 1;
   if (!g.is_uniform_type() && ctx.spec(g.spec).kind == SpecKind::kHiSparseHot) {
@@ -90,7 +90,7 @@ int64_t group_stride_alignment(const PlanningContext& ctx, const KVCacheGroup& g
 
 /// The smallest W that every group g of the stage cuts into `slices` aligned slices, each as large
 /// as the group's pages. A stage without layers of a group cuts nothing for it.
-int64_t sliced_bytes_per_block(const PlanningContext& ctx, const KVCacheGroups& groups) {
+int64_t sliced_bytes_per_block(PlanningContext ctx, const KVCacheGroups& groups) {
   auto stride_alignment = memoized(ctx, get_block_stride_alignment);
   int64_t widest = 0;
   int64_t unit = 1;
@@ -112,7 +112,7 @@ int64_t sliced_bytes_per_block(const PlanningContext& ctx, const KVCacheGroups& 
 
 }  // namespace
 
-void validate_kv_cache_layout(const PlanningContext& ctx, KVCacheLayout layout,
+void validate_kv_cache_layout(PlanningContext ctx, KVCacheLayout layout,
                               const KVCacheGroups& groups) {
   std::set<int64_t> page_sizes;
   int64_t last = 0;
@@ -165,7 +165,7 @@ void validate_slices(KVCacheLayout layout, const KVCacheGroups& groups) {
   }
 }
 
-int64_t get_kv_cache_bytes_per_block(const PlanningContext& ctx, const KVCacheGroups& groups,
+int64_t get_kv_cache_bytes_per_block(PlanningContext ctx, const KVCacheGroups& groups,
                                      KVCacheLayout layout) {
   if (is_sliced(groups)) {
     validate_slices(layout, groups);
@@ -186,7 +186,7 @@ int64_t get_kv_cache_bytes_per_block(const PlanningContext& ctx, const KVCacheGr
   return checked::round_up(widest, alignment, "bytes per block");
 }
 
-int64_t pool_bytes_per_block(const PlanningContext& ctx, const KVCacheGroups& groups,
+int64_t pool_bytes_per_block(PlanningContext ctx, const KVCacheGroups& groups,
                              KVCacheLayout layout) {
   if (std::none_of(groups.begin(), groups.end(),
                    [](const KVCacheGroup& g) { return g.host_resident; })) {
@@ -213,8 +213,7 @@ int64_t pool_bytes_per_block(const PlanningContext& ctx, const KVCacheGroups& gr
 //   layer-outermost (one page size, or one group):
 //     group 0:  | A [ block 0 | block 1 | ... ] | B [ block 0 | block 1 | ... ] |
 //     group 1:  | C [ block 0 | block 1 | ... ] | D [ block 0 | block 1 | ... ] |
-std::vector<KVCacheTensor> place_kv_cache_groups(const PlanningContext& ctx,
-                                                 const PlanningConfig& config,
+std::vector<KVCacheTensor> place_kv_cache_groups(PlanningContext ctx, const PlanningConfig& config,
                                                  const KVCacheGroups& groups,
                                                  int64_t bytes_per_block, int64_t num_blocks) {
   const KVCacheLayout layout = config.kv_cache_layout;

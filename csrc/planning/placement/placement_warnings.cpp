@@ -8,7 +8,7 @@
 namespace kvplan {
 namespace {
 
-void warn_once(const PlanningContext& ctx, const std::string& message) {
+void warn_once(PlanningContext ctx, const std::string& message) {
   for (const Notice& n : ctx.notices) {
     if (n.message == message) return;
   }
@@ -21,7 +21,7 @@ std::string layout_name(const PlanningConfig& config) {
 
 }  // namespace
 
-void warn_of_unsafe_strides(const PlanningContext& ctx, const PlanningConfig& config,
+void warn_of_unsafe_strides(PlanningContext ctx, const PlanningConfig& config,
                             const KVCacheGroups& groups,
                             const std::vector<KVCacheTensor>& tensors) {
   // In a block-outermost layout every block has its own bytes, whatever the group.

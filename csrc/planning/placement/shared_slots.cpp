@@ -6,7 +6,7 @@
 
 namespace kvplan {
 
-std::vector<SlotBucket> bucket_layers_by_page_size(const PlanningContext& ctx,
+std::vector<SlotBucket> bucket_layers_by_page_size(PlanningContext ctx,
                                                    const KVCacheGroups& groups) {
   std::vector<SlotBucket> buckets;
   for (const KVCacheGroup& g : groups) {

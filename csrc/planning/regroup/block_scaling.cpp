@@ -54,7 +54,7 @@ bool kernel_takes_block(const KVCacheSpec& spec, const PlanningConfig& config, i
   });
 }
 
-int64_t common_page_size(const PlanningContext& ctx, const LayerSpecs& attention,
+int64_t common_page_size(PlanningContext ctx, const LayerSpecs& attention,
                          const LayerSpecs& hidden) {
   int64_t page = 0;
   int64_t unpaddable = 1;

@@ -15,7 +15,7 @@ bool kernel_takes_block(const KVCacheSpec& spec, const PlanningConfig& config, i
 /// The page that all layers are to have where the layout asks for one: the largest, rounded up to
 /// what pages that cannot be padded divide, and larger still where one token of a hidden-state
 /// layer needs more.
-int64_t common_page_size(const PlanningContext& ctx, const LayerSpecs& attention,
+int64_t common_page_size(PlanningContext ctx, const LayerSpecs& attention,
                          const LayerSpecs& hidden);
 
 /// What a spec may become, in order of block size: its own block or multiples of it that the

@@ -26,8 +26,7 @@ bool same_demand(const PlanningConfig& config, const KVCacheSpec& a, const KVCac
   return da == db;
 }
 
-bool may_share_bucket(const PlanningContext& ctx, const PlanningConfig& config, SpecId a,
-                      SpecId b) {
+bool may_share_bucket(PlanningContext ctx, const PlanningConfig& config, SpecId a, SpecId b) {
   const KVCacheSpec& sa = ctx.spec(a);
   const KVCacheSpec& sb = ctx.spec(b);
   if (manager_kind(sa.kind) != manager_kind(sb.kind) || sa.is_draft != sb.is_draft) return false;
@@ -58,8 +57,8 @@ Items count_items(const BlockOption& option, size_t part,
   return items;
 }
 
-BlockOption make_option(const PlanningContext& ctx, const PlanningConfig& config,
-                        const Bucket& bucket, const std::vector<const KVCacheSpec*>& specs) {
+BlockOption make_option(PlanningContext ctx, const PlanningConfig& config, const Bucket& bucket,
+                        const std::vector<const KVCacheSpec*>& specs) {
   const int64_t length = config.reference_len();
   BlockOption option;
   std::vector<int64_t> block_sizes;
@@ -126,7 +125,7 @@ bool combine(const std::vector<std::vector<KVCacheSpec>>& choices,
 
 }  // namespace
 
-std::vector<Bucket> make_buckets(const PlanningContext& ctx, const PlanningConfig& config,
+std::vector<Bucket> make_buckets(PlanningContext ctx, const PlanningConfig& config,
                                  const std::vector<StagedLayer>& layers, size_t num_stages,
                                  bool split_drafts) {
   struct Place {
@@ -158,7 +157,7 @@ std::vector<Bucket> make_buckets(const PlanningContext& ctx, const PlanningConfi
   return buckets;
 }
 
-bool set_options(const PlanningContext& ctx, const PlanningConfig& config, Bucket& bucket,
+bool set_options(PlanningContext ctx, const PlanningConfig& config, Bucket& bucket,
                  const std::vector<std::vector<KVCacheSpec>>& choices) {
   std::vector<std::vector<const KVCacheSpec*>> combinations;
   const bool all = combine(choices, combinations);

@@ -44,13 +44,13 @@ struct Bucket {
 
 /// Layers of every kind, by what their block tables need. With `split_drafts`, the drafter's layers
 /// need not stay in one group.
-std::vector<Bucket> make_buckets(const PlanningContext& ctx, const PlanningConfig& config,
+std::vector<Bucket> make_buckets(PlanningContext ctx, const PlanningConfig& config,
                                  const std::vector<StagedLayer>& layers, size_t num_stages,
                                  bool split_drafts);
 
 /// Fills in the options, given what each spec may become. False if there are too many of them and
 /// only those were kept that change all specs alike.
-bool set_options(const PlanningContext& ctx, const PlanningConfig& config, Bucket& bucket,
+bool set_options(PlanningContext ctx, const PlanningConfig& config, Bucket& bucket,
                  const std::vector<std::vector<KVCacheSpec>>& choices);
 
 }  // namespace kvplan::compact

@@ -23,7 +23,7 @@ namespace {
 /// All that is known of a model before its groups are chosen.
 class Model {
  public:
-  Model(const PlanningContext& ctx, const PlanningConfig& config, LayerSpecs& layers,
+  Model(PlanningContext ctx, const PlanningConfig& config, LayerSpecs& layers,
         const std::vector<LayerSpecs>& layer_lists)
       : ctx_(ctx), config_(config), stages_(find_stages(ctx, layers, layer_lists)) {
     lower_bound_bytes_ = compact::lower_bound_bytes(ctx, config, stages_, layers);
@@ -266,7 +266,7 @@ class Model {
     return std::min(p.request_bytes, std::prev(it)->second);
   }
 
-  const PlanningContext& ctx_;
+  PlanningContext ctx_;
   const PlanningConfig& config_;
   Stages stages_;
   std::vector<bool> draft_;
@@ -326,7 +326,7 @@ Frontier frontier(const PlanRequest& request, const PlanningConfig& config) {
   return result;
 }
 
-KVCacheGroups get_compact_kv_cache_groups(const PlanningContext& ctx, const PlanningConfig& config,
+KVCacheGroups get_compact_kv_cache_groups(PlanningContext ctx, const PlanningConfig& config,
                                           LayerSpecs& layers,
                                           const std::vector<LayerSpecs>& layer_lists) {
   const compact::Model model(ctx, config, layers, layer_lists);

@@ -36,8 +36,7 @@ void deal_stage(const BlockOption& option, size_t part, const Items& items, cons
   }
 }
 
-bool same_page(const PlanningContext& ctx, const std::vector<Bucket>& buckets,
-               const PackedPoint& point) {
+bool same_page(PlanningContext ctx, const std::vector<Bucket>& buckets, const PackedPoint& point) {
   int64_t page = 0;
   for (size_t b = 0; b < buckets.size(); ++b) {
     for (SpecId id : buckets[b].options[point.choices[b].option].specs) {
@@ -49,7 +48,7 @@ bool same_page(const PlanningContext& ctx, const std::vector<Bucket>& buckets,
 }
 
 /// One spec for all layers where they merge, as in vLLM's groups of one page size.
-KVCacheGroup make_group(const PlanningContext& ctx, const LayerSpecs& layers, bool try_merge) {
+KVCacheGroup make_group(PlanningContext ctx, const LayerSpecs& layers, bool try_merge) {
   if (try_merge && is_kv_cache_spec_uniform(ctx, layers)) return create_kv_cache_group(ctx, layers);
   return create_uniform_type_group(layers);
 }
@@ -65,7 +64,7 @@ int64_t most_layers(const Items& items, int64_t capacity, int64_t num_groups) {
 
 }  // namespace
 
-KVCacheGroups materialize(const PlanningContext& ctx, const PlanningConfig& config,
+KVCacheGroups materialize(PlanningContext ctx, const PlanningConfig& config,
                           const std::vector<Bucket>& buckets, const PackedPoint& point) {
   const bool try_merge =
       !is_block_outermost(config.kv_cache_layout) || same_page(ctx, buckets, point);

@@ -7,7 +7,7 @@
 namespace kvplan::compact {
 
 /// The groups that a point of the search stands for.
-KVCacheGroups materialize(const PlanningContext& ctx, const PlanningConfig& config,
+KVCacheGroups materialize(PlanningContext ctx, const PlanningConfig& config,
                           const std::vector<Bucket>& buckets, const PackedPoint& point);
 
 /// Layers of the largest group on one stage.

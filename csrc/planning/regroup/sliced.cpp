@@ -42,7 +42,7 @@ constexpr size_t kMaxBlocksOfSpec = 16;
 constexpr int64_t kMostRequests = 64;
 
 /// Blocks of one size of a bucket: a group to be.
-SliceKind slice_kind(const PlanningContext& ctx, const BlockOption& option, size_t part) {
+SliceKind slice_kind(PlanningContext ctx, const BlockOption& option, size_t part) {
   SliceKind kind;
   kind.pages = option.parts[part].pages;
   kind.alignment = kSliceAlignment;
@@ -112,7 +112,7 @@ struct KindOption {
 /// A block of x times the tokens in k slices takes what the block itself takes in `x * k` slices,
 /// or more. So larger blocks are of use only where they unite layers in one group, or where their
 /// pages are padded less to what a kernel asks for.
-std::vector<KindOption> useful_options(const PlanningContext& ctx, const Bucket& bucket) {
+std::vector<KindOption> useful_options(PlanningContext ctx, const Bucket& bucket) {
   std::vector<KindOption> all;
   int64_t narrowest = std::numeric_limits<int64_t>::max();
   for (size_t i = 0; i < bucket.options.size(); ++i) {
@@ -165,7 +165,7 @@ void require_common_alignment(const std::vector<SliceKind>& kinds, int64_t pool_
 /// The kinds of cache of a model, and the best way to cut blocks for them.
 class Model {
  public:
-  Model(const PlanningContext& ctx, const PlanningConfig& config, const LayerSpecs& layers,
+  Model(PlanningContext ctx, const PlanningConfig& config, const LayerSpecs& layers,
         const std::vector<LayerSpecs>& layer_lists, PoolBytes pool_bytes)
       : ctx_(ctx), config_(config), stages_(compact::find_stages(ctx, layers, layer_lists)) {
     if (layers.empty()) return;
@@ -271,7 +271,7 @@ class Model {
     return equal ? create_kv_cache_group(ctx_, layers) : create_uniform_type_group(layers);
   }
 
-  const PlanningContext& ctx_;
+  PlanningContext ctx_;
   const PlanningConfig& config_;
   Stages stages_;
   std::vector<Bucket> buckets_;
@@ -290,9 +290,8 @@ struct VllmGrouping {
   Notices notices;
 };
 
-std::optional<VllmGrouping> group_like_vllm(const PlanningContext& ctx,
-                                            const PlanningConfig& config, const Stages& stages,
-                                            LayerSpecs layers) {
+std::optional<VllmGrouping> group_like_vllm(PlanningContext ctx, const PlanningConfig& config,
+                                            const Stages& stages, LayerSpecs layers) {
   VllmGrouping own;
   const PlanningContext quiet{ctx.names, ctx.specs, own.notices};
   try {
@@ -305,8 +304,8 @@ std::optional<VllmGrouping> group_like_vllm(const PlanningContext& ctx,
   return own;
 }
 
-SlicedPoint evaluate_slices(const PlanningContext& ctx, const PlanningConfig& config,
-                            const Stages& stages, const KVCacheGroups& groups) {
+SlicedPoint evaluate_slices(PlanningContext ctx, const PlanningConfig& config, const Stages& stages,
+                            const KVCacheGroups& groups) {
   const GroupingPoint whole = compact::evaluate(ctx, config, stages, groups);
   SlicedPoint p;
   p.num_groups = whole.num_groups;
@@ -333,7 +332,7 @@ std::string list(const std::vector<int64_t>& numbers) {
 }
 
 /// Why a model's blocks are not to be cut; empty if they may be.
-std::string nothing_to_cut(const PlanningContext& ctx, const PlanningConfig& config,
+std::string nothing_to_cut(PlanningContext ctx, const PlanningConfig& config,
                            const LayerSpecs& layers) {
   if (config.disable_hybrid_kv_cache_manager) {
     return "with disable_hybrid_kv_cache_manager all layers are of one kind";
@@ -365,7 +364,7 @@ struct Sliced {
   std::string reason;
 };
 
-Sliced slice(const PlanningContext& ctx, const PlanningConfig& config, const LayerSpecs& layers,
+Sliced slice(PlanningContext ctx, const PlanningConfig& config, const LayerSpecs& layers,
              const std::vector<LayerSpecs>& layer_lists, PoolBytes pool_bytes) {
   Sliced s;
   s.reason = nothing_to_cut(ctx, config, layers);
@@ -404,7 +403,7 @@ std::string describe(const Sliced& s, int64_t length) {
 }  // namespace
 }  // namespace sliced
 
-KVCacheGroups get_sliced_kv_cache_groups(const PlanningContext& ctx, const PlanningConfig& config,
+KVCacheGroups get_sliced_kv_cache_groups(PlanningContext ctx, const PlanningConfig& config,
                                          LayerSpecs& layers,
                                          const std::vector<LayerSpecs>& layer_lists,
                                          PoolBytes pool_bytes) {

@@ -11,7 +11,7 @@
 
 namespace kvplan::compact {
 
-Stages find_stages(const PlanningContext& ctx, const LayerSpecs& layers,
+Stages find_stages(PlanningContext ctx, const LayerSpecs& layers,
                    const std::vector<LayerSpecs>& layer_lists) {
   Stages stages;
   for (const LayerSpecs& list : layer_lists) {
@@ -36,8 +36,8 @@ Stages find_stages(const PlanningContext& ctx, const LayerSpecs& layers,
   return stages;
 }
 
-int64_t lower_bound_bytes(const PlanningContext& ctx, const PlanningConfig& config,
-                          const Stages& stages, const LayerSpecs& layers) {
+int64_t lower_bound_bytes(PlanningContext ctx, const PlanningConfig& config, const Stages& stages,
+                          const LayerSpecs& layers) {
   std::vector<int64_t> bytes(stages.count);
   std::vector<int64_t> of_spec(ctx.specs.size(), -1);
   for (const LayerSpec& l : layers) {
@@ -53,8 +53,8 @@ int64_t lower_bound_bytes(const PlanningContext& ctx, const PlanningConfig& conf
   return *std::max_element(bytes.begin(), bytes.end());
 }
 
-GroupingPoint evaluate(const PlanningContext& ctx, const PlanningConfig& config,
-                       const Stages& stages, const KVCacheGroups& groups) {
+GroupingPoint evaluate(PlanningContext ctx, const PlanningConfig& config, const Stages& stages,
+                       const KVCacheGroups& groups) {
   GroupingPoint p;
   p.num_groups = static_cast<int64_t>(groups.size());
   for (const LayerSpecs& list : stages.lists) {
@@ -73,7 +73,7 @@ GroupingPoint evaluate(const PlanningContext& ctx, const PlanningConfig& config,
   return p;
 }
 
-bool is_runnable(const PlanningContext& ctx, const PlanningConfig& config, const Stages& stages,
+bool is_runnable(PlanningContext ctx, const PlanningConfig& config, const Stages& stages,
                  const KVCacheGroups& groups) {
   try {
     for (const LayerSpecs& list : stages.lists) {

@@ -16,19 +16,19 @@ struct Stages {
   std::vector<size_t> stage_of;  // by layer
   size_t count = 0;
 };
-Stages find_stages(const PlanningContext& ctx, const LayerSpecs& layers,
+Stages find_stages(PlanningContext ctx, const LayerSpecs& layers,
                    const std::vector<LayerSpecs>& layer_lists);
 
 /// Bytes of one request's pages on the stage that holds most, without padding of any kind.
-int64_t lower_bound_bytes(const PlanningContext& ctx, const PlanningConfig& config,
-                          const Stages& stages, const LayerSpecs& layers);
+int64_t lower_bound_bytes(PlanningContext ctx, const PlanningConfig& config, const Stages& stages,
+                          const LayerSpecs& layers);
 
 /// What these groups cost. Their slices are not looked at.
-GroupingPoint evaluate(const PlanningContext& ctx, const PlanningConfig& config,
-                       const Stages& stages, const KVCacheGroups& groups);
+GroupingPoint evaluate(PlanningContext ctx, const PlanningConfig& config, const Stages& stages,
+                       const KVCacheGroups& groups);
 
 /// Whether vLLM's checks accept the groups: layout, placement on every stage, block sizes.
-bool is_runnable(const PlanningContext& ctx, const PlanningConfig& config, const Stages& stages,
+bool is_runnable(PlanningContext ctx, const PlanningConfig& config, const Stages& stages,
                  const KVCacheGroups& groups);
 
 }  // namespace kvplan::compact

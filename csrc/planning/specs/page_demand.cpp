@@ -114,6 +114,14 @@ int64_t max_num_blocks_per_req(SpecList specs, const PlanningConfig& config, int
   return width.value_or(0);
 }
 
+int64_t max_memory_usage_bytes(SpecList specs, const PlanningConfig& config) {
+  int64_t total = 0;
+  for (const KVCacheSpec* s : specs) {
+    total = checked::add(total, max_memory_usage_bytes(*s, config), "bytes of one request");
+  }
+  return total;
+}
+
 int64_t max_pages(SpecList specs, const PlanningConfig& config) {
   int64_t most = 0;
   for (const KVCacheSpec* s : specs) {

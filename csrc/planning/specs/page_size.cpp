@@ -15,7 +15,7 @@ KVCacheSpec padded_to(const KVCacheSpec& spec, int64_t page_size) {
   return copy;
 }
 
-KVCacheSpec with_page_size(const PlanningContext& ctx, const LayerSpec& layer, int64_t page_size) {
+KVCacheSpec with_page_size(PlanningContext ctx, const LayerSpec& layer, int64_t page_size) {
   const KVCacheSpec& spec = ctx.spec(layer);
   if (spec.kind == SpecKind::kMamba) return padded_to(spec, page_size);
   const int64_t own = ctx.page(layer.spec);
@@ -32,7 +32,7 @@ KVCacheSpec with_page_size(const PlanningContext& ctx, const LayerSpec& layer, i
 
 }  // namespace
 
-LayerSpecs unify_kv_cache_spec_page_size(const PlanningContext& ctx, const LayerSpecs& layers) {
+LayerSpecs unify_kv_cache_spec_page_size(PlanningContext ctx, const LayerSpecs& layers) {
   int64_t max_page = 0;
   bool equal = true;
   for (const LayerSpec& l : layers) {

@@ -44,18 +44,18 @@ KVCacheSpec promote(const KVCacheSpec& spec, SpecKind kind, int64_t block_size) 
   return promoted;
 }
 
-bool is_one_type(const PlanningContext& ctx, const LayerSpecs& layers) {
+bool is_one_type(PlanningContext ctx, const LayerSpecs& layers) {
   return is_kv_cache_spec_uniform(ctx, layers) || is_uniform_type(ctx, layers);
 }
 
 template <class Predicate>
-bool any_kind(const PlanningContext& ctx, const std::vector<SpecId>& specs, Predicate predicate) {
+bool any_kind(PlanningContext ctx, const std::vector<SpecId>& specs, Predicate predicate) {
   return std::any_of(specs.begin(), specs.end(),
                      [&](SpecId id) { return predicate(ctx.spec(id).kind); });
 }
 
 /// The block size of the full attention layers, if they have only one.
-std::optional<int64_t> full_attention_block_size(const PlanningContext& ctx,
+std::optional<int64_t> full_attention_block_size(PlanningContext ctx,
                                                  const std::vector<SpecId>& specs) {
   std::optional<int64_t> block_size;
   for (SpecId id : specs) {
@@ -69,7 +69,7 @@ std::optional<int64_t> full_attention_block_size(const PlanningContext& ctx,
 
 }  // namespace
 
-LayerSpecs promote_local_kv_cache_specs(const PlanningContext& ctx, const LayerSpecs& layers) {
+LayerSpecs promote_local_kv_cache_specs(PlanningContext ctx, const LayerSpecs& layers) {
   if (is_one_type(ctx, layers)) return layers;
   const std::vector<SpecId> specs = distinct_specs(ctx, layers);
   LayerSpecs promoted = layers;
@@ -95,7 +95,7 @@ LayerSpecs promote_local_kv_cache_specs(const PlanningContext& ctx, const LayerS
   return promoted;
 }
 
-void unify_hybrid_kv_cache_specs(const PlanningContext& ctx, LayerSpecs& layers) {
+void unify_hybrid_kv_cache_specs(PlanningContext ctx, LayerSpecs& layers) {
   // Layers that DCP shards and layers that it replicates cannot be one type; each kind is promoted
   // by itself.
   const auto is_replicated = [&](const LayerSpec& l) {
@@ -126,7 +126,7 @@ void unify_hybrid_kv_cache_specs(const PlanningContext& ctx, LayerSpecs& layers)
   }
 }
 
-std::optional<KVCacheGroups> try_get_full_allocation_fallback_groups(const PlanningContext& ctx,
+std::optional<KVCacheGroups> try_get_full_allocation_fallback_groups(PlanningContext ctx,
                                                                      const LayerSpecs& layers) {
   const std::vector<SpecId> specs = distinct_specs(ctx, layers);
   const auto is = [](SpecKind kind) { return [kind](SpecKind k) { return k == kind; }; };

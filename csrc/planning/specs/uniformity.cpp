@@ -5,7 +5,7 @@
 
 namespace kvplan {
 
-std::vector<SpecId> distinct_specs(const PlanningContext& ctx, const LayerSpecs& layers) {
+std::vector<SpecId> distinct_specs(PlanningContext ctx, const LayerSpecs& layers) {
   std::vector<SpecId> distinct;
   std::vector<bool> seen(ctx.specs.size());
   SpecId last;
@@ -22,8 +22,7 @@ std::vector<SpecId> distinct_specs(const PlanningContext& ctx, const LayerSpecs&
 
 namespace {
 
-std::vector<const KVCacheSpec*> specs_of(const PlanningContext& ctx,
-                                         const std::vector<SpecId>& ids) {
+std::vector<const KVCacheSpec*> specs_of(PlanningContext ctx, const std::vector<SpecId>& ids) {
   std::vector<const KVCacheSpec*> specs;
   specs.reserve(ids.size());
   for (SpecId id : ids) specs.push_back(&ctx.spec(id));
@@ -32,17 +31,17 @@ std::vector<const KVCacheSpec*> specs_of(const PlanningContext& ctx,
 
 }  // namespace
 
-KVCacheSpec merge_specs(const PlanningContext& ctx, const std::vector<SpecId>& ids) {
+KVCacheSpec merge_specs(PlanningContext ctx, const std::vector<SpecId>& ids) {
   return merge(specs_of(ctx, ids));
 }
 
-bool may_share_group(const PlanningContext& ctx, SpecId first, SpecId other) {
+bool may_share_group(PlanningContext ctx, SpecId first, SpecId other) {
   const KVCacheSpec& a = ctx.spec(first);
   const KVCacheSpec& b = ctx.spec(other);
   return a.block_size == b.block_size && a.dcp_sharded == b.dcp_sharded && is_uniform_with(a, b);
 }
 
-bool is_kv_cache_spec_uniform(const PlanningContext& ctx, const LayerSpecs& layers) {
+bool is_kv_cache_spec_uniform(PlanningContext ctx, const LayerSpecs& layers) {
   if (layers.empty()) return true;
   const std::vector<SpecId> distinct = distinct_specs(ctx, layers);
   for (SpecId id : distinct) {
@@ -56,11 +55,11 @@ bool is_kv_cache_spec_uniform(const PlanningContext& ctx, const LayerSpecs& laye
   return true;
 }
 
-bool is_uniform_type(const PlanningContext& ctx, const LayerSpecs& layers) {
+bool is_uniform_type(PlanningContext ctx, const LayerSpecs& layers) {
   return is_uniform_type(specs_of(ctx, distinct_specs(ctx, layers)));
 }
 
-KVCacheGroup create_kv_cache_group(const PlanningContext& ctx, const LayerSpecs& layers) {
+KVCacheGroup create_kv_cache_group(PlanningContext ctx, const LayerSpecs& layers) {
   KVCacheGroup group;
   group.layers.reserve(layers.size());
   for (const LayerSpec& l : layers) group.layers.push_back(l.layer);

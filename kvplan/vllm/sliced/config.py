@@ -36,30 +36,10 @@ class SlicedKVCacheConfig(KVCacheConfig):
         )
 
 
-def cut(config: KVCacheConfig) -> SlicedKVCacheConfig:
-    """A planned config with the slices that its strides say.
-
-    Raises:
-        ValueError: the tensors are not those of a plan with ``grouping="sliced"``.
-    """
-    slices = []
-    for index, group in enumerate(config.kv_cache_groups):
-        strides = {
-            tensor.block_stride
-            for tensor in config.kv_cache_tensors
-            if tensor.layers[0] in group.layer_names
-        }
-        sizes = {tensor.size for tensor in config.kv_cache_tensors}
-        if len(strides) != 1 or len(sizes) != 1:
-            raise ValueError(f"group {index} has block strides {sorted(strides)} bytes, not one")
-        large, stride = sizes.pop() // config.num_blocks, strides.pop()
-        if large % stride != 0:
-            raise ValueError(
-                f"a block of {large} bytes is not cut evenly by the {stride} of group {index}"
-            )
-        slices.append(large // stride)
+def with_slices(config: KVCacheConfig, slices: tuple[int, ...]) -> SlicedKVCacheConfig:
+    """A planned config with its groups' slices, for which vLLM's groups have no place."""
     values = {field.name: getattr(config, field.name) for field in fields(KVCacheConfig)}
-    return SlicedKVCacheConfig(**values, slices=tuple(slices))
+    return SlicedKVCacheConfig(**values, slices=slices)
 
 
 def max_concurrency(

@@ -15,7 +15,7 @@ struct BlockSizes {
   int64_t hash_block_size;
 };
 
-KVPLAN_API BlockSizes resolve_kv_cache_block_sizes(const PlanningContext& ctx,
+KVPLAN_API BlockSizes resolve_kv_cache_block_sizes(PlanningContext ctx,
                                                    const PlanningConfig& config,
                                                    const KVCacheGroups& groups);
 

@@ -9,7 +9,7 @@
 namespace kvplan {
 
 /// No value where the layout is not block-outermost or one page size serves all layers.
-KVPLAN_API std::optional<KVCacheGroups> get_packed_kv_cache_groups(const PlanningContext& ctx,
+KVPLAN_API std::optional<KVCacheGroups> get_packed_kv_cache_groups(PlanningContext ctx,
                                                                    KVCacheLayout layout,
                                                                    const LayerSpecs& layers);
 

@@ -11,7 +11,7 @@
 namespace kvplan {
 
 /// Throws `LayoutError` where pages of several sizes need another layout.
-KVPLAN_API void validate_kv_cache_layout(const PlanningContext& ctx, KVCacheLayout layout,
+KVPLAN_API void validate_kv_cache_layout(PlanningContext ctx, KVCacheLayout layout,
                                          const KVCacheGroups& groups);
 
 /// What every slice of a pool block that is cut into several is aligned to, beside the stride
@@ -27,11 +27,11 @@ KVPLAN_API void validate_slices(KVCacheLayout layout, const KVCacheGroups& group
 
 /// Bytes of one block of the pool: of the widest group. With slices, the smallest number that all
 /// groups can cut into their slices, each as large as the group's pages and aligned.
-KVPLAN_API int64_t get_kv_cache_bytes_per_block(const PlanningContext& ctx,
-                                                const KVCacheGroups& groups, KVCacheLayout layout);
+KVPLAN_API int64_t get_kv_cache_bytes_per_block(PlanningContext ctx, const KVCacheGroups& groups,
+                                                KVCacheLayout layout);
 
 /// The same over the groups in device memory: what one block id takes from the pool.
-KVPLAN_API int64_t pool_bytes_per_block(const PlanningContext& ctx, const KVCacheGroups& groups,
+KVPLAN_API int64_t pool_bytes_per_block(PlanningContext ctx, const KVCacheGroups& groups,
                                         KVCacheLayout layout);
 
 /// Where a set of same-shaped layers lies: layer l, block b at
@@ -45,7 +45,7 @@ struct KVCacheTensor {
 };
 
 /// Places the groups for exactly `num_blocks` blocks.
-KVPLAN_API std::vector<KVCacheTensor> place_kv_cache_groups(const PlanningContext& ctx,
+KVPLAN_API std::vector<KVCacheTensor> place_kv_cache_groups(PlanningContext ctx,
                                                             const PlanningConfig& config,
                                                             const KVCacheGroups& groups,
                                                             int64_t bytes_per_block,

@@ -14,8 +14,7 @@ namespace kvplan {
 /// Page demand of several groups together, evaluated at any length.
 class KVPLAN_API RequestDemand {
  public:
-  RequestDemand(const PlanningContext& ctx, const KVCacheGroups& groups,
-                const PlanningConfig& config);
+  RequestDemand(PlanningContext ctx, const KVCacheGroups& groups, const PlanningConfig& config);
   /// Blocks of the pool that one request of `model_len` tokens holds in all device groups together;
   /// of a group with slices, whole blocks.
   int64_t total_blocks(int64_t model_len) const;
@@ -30,14 +29,13 @@ class KVPLAN_API RequestDemand {
 };
 
 /// The members' demands of one group, without duplicates.
-KVPLAN_API std::vector<PageDemand> group_demands(const PlanningContext& ctx,
-                                                 const KVCacheGroup& group,
+KVPLAN_API std::vector<PageDemand> group_demands(PlanningContext ctx, const KVCacheGroup& group,
                                                  const PlanningConfig& config);
 
 /// Pages of one request in a group: the largest of its demands.
 KVPLAN_API int64_t pages(std::span<const PageDemand> demands, int64_t model_len);
 
-KVPLAN_API int64_t max_memory_usage_bytes_from_groups(const PlanningContext& ctx,
+KVPLAN_API int64_t max_memory_usage_bytes_from_groups(PlanningContext ctx,
                                                       const KVCacheGroups& groups,
                                                       const PlanningConfig& config,
                                                       int64_t bytes_per_block);

@@ -17,7 +17,7 @@ struct SlotBucket {
   std::vector<std::vector<LayerId>> slots;
 };
 
-KVPLAN_API std::vector<SlotBucket> bucket_layers_by_page_size(const PlanningContext& ctx,
+KVPLAN_API std::vector<SlotBucket> bucket_layers_by_page_size(PlanningContext ctx,
                                                               const KVCacheGroups& groups);
 
 KVPLAN_API int64_t shared_slot_bytes_per_block(std::span<const SlotBucket> buckets);

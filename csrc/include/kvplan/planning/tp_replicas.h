@@ -8,8 +8,7 @@
 namespace kvplan {
 
 /// Consecutive TP ranks that hold identical KV for every layer.
-KVPLAN_API int64_t kv_cache_groups_tp_replicas(const PlanningContext& ctx,
-                                               const KVCacheGroups& groups, int64_t tp_size,
-                                               int64_t dcp_size = 1);
+KVPLAN_API int64_t kv_cache_groups_tp_replicas(PlanningContext ctx, const KVCacheGroups& groups,
+                                               int64_t tp_size, int64_t dcp_size = 1);
 
 }  // namespace kvplan

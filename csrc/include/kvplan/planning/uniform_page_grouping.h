@@ -5,7 +5,7 @@
 
 namespace kvplan {
 
-KVPLAN_API KVCacheGroups get_kv_cache_groups_uniform_page_size(const PlanningContext& ctx,
+KVPLAN_API KVCacheGroups get_kv_cache_groups_uniform_page_size(PlanningContext ctx,
                                                                const LayerSpecs& layers);
 
 }  // namespace kvplan
