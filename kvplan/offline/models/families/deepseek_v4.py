@@ -9,7 +9,7 @@ from kvplan import specs
 from kvplan.offline.models.config_view import ConfigView
 from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.families.context import FamilyContext
-from kvplan.offline.models.families.mla import indexer_head_size
+from kvplan.offline.models.families.mla import indexer_head_size, key_layer
 from kvplan.offline.models.layers import CustomLayer, Layer, ModelLayers
 from kvplan.offline.packing import (
     DEEPSEEK_V4_PAGE_ALIGNMENT,
@@ -127,20 +127,9 @@ def _compressed_layer(name: str, index: int, text: ConfigView, ratio: int) -> Cu
 
 
 def _indexer_layer(name: str, index: int, text: ConfigView, ratio: int) -> CustomLayer:
-    head_size = indexer_head_size(text)
-
-    def build(resolution: Any) -> Any:
-        return specs.MLAAttentionSpec(
-            block_size=resolution.block_size,
-            num_kv_heads=1,
-            max_tp_shards=1,
-            head_size=head_size,
-            dtype="uint8",
-            tokens_per_state=ratio,
-            alignment=DEEPSEEK_V4_PAGE_ALIGNMENT,
-        )
-
-    return CustomLayer(name=name, index=index, backend="DEEPSEEK_V4_INDEXER", build=build)
+    head_size, backend = indexer_head_size(text), "DEEPSEEK_V4_INDEXER"
+    alignment = DEEPSEEK_V4_PAGE_ALIGNMENT
+    return key_layer(name, index, backend, head_size, tokens_per_state=ratio, alignment=alignment)
 
 
 def _compressor_layer(name: str, index: int, head_size: int, ratio: int) -> CustomLayer:

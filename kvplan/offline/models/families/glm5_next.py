@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from kvplan import specs
 from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.families.context import FamilyContext
-from kvplan.offline.models.families.mla import indexer_head_size, latent_size
+from kvplan.offline.models.families.mla import indexer_head_size, key_layer, latent_size
 from kvplan.offline.models.families.states import flashkda_alignment, kda_shapes, state_dtypes
 from kvplan.offline.models.layers import CustomLayer, Layer, MLALayer, ModelLayers, StateLayer
 
@@ -81,19 +80,10 @@ def _layers(context: FamilyContext, i: int, kind: str) -> Iterator[Layer]:
 
 def _index_layer(name: str, index: int, head_size: int, pool: int) -> CustomLayer:
     """One key for each pool of tokens."""
-
-    def build(resolution: Any) -> specs.KVCacheSpec:
-        return specs.MLAAttentionSpec(
-            block_size=resolution.block_size,
-            num_kv_heads=1,
-            max_tp_shards=1,
-            head_size=head_size,
-            dtype="uint8",
-            tokens_per_state=pool,
-            cache_role=specs.SparseCacheRole.INDEXER,
-        )
-
-    return CustomLayer(name=name, index=index, backend="GLM5_NEXT_INDEXER", build=build)
+    role = specs.SparseCacheRole.INDEXER
+    return key_layer(
+        name, index, "GLM5_NEXT_INDEXER", head_size, tokens_per_state=pool, cache_role=role
+    )
 
 
 def _tail_layer(name: str, index: int, head_size: int, ring: int) -> CustomLayer:

@@ -26,12 +26,16 @@ def indexer_head_size(text: ConfigView) -> int:
     return size + size // _INDEXER_SCALE_GROUP * _FP32_BYTES
 
 
-def indexer_layer(name: str, index: int | None, text: ConfigView, *, is_draft: bool = False) -> Any:
-    """The key cache of a layer's indexer.
-
-    Mirrors vllm/model_executor/models/deepseek_v2.py::DeepseekV32IndexerCache (0.33).
-    """
-    head_size = indexer_head_size(text)
+def key_layer(
+    name: str,
+    index: int | None,
+    backend: str,
+    head_size: int,
+    *,
+    is_draft: bool = False,
+    **fields: Any,
+) -> CustomLayer:
+    """Keys of `head_size` bytes, whole on every GPU, with these other fields of their spec."""
 
     def build(resolution: Any) -> specs.KVCacheSpec:
         return specs.MLAAttentionSpec(
@@ -40,12 +44,23 @@ def indexer_layer(name: str, index: int | None, text: ConfigView, *, is_draft: b
             max_tp_shards=1,
             head_size=head_size,
             dtype="uint8",
-            cache_role=specs.SparseCacheRole.INDEXER,
+            **fields,
         )
 
-    return CustomLayer(
-        name=name, index=index, is_draft=is_draft, backend="DEEPSEEK_V32_INDEXER", build=build
-    )
+    return CustomLayer(name=name, index=index, is_draft=is_draft, backend=backend, build=build)
+
+
+def indexer_layer(
+    name: str, index: int | None, text: ConfigView, *, is_draft: bool = False
+) -> CustomLayer:
+    """The key cache of a layer's indexer.
+
+    Mirrors vllm/model_executor/models/deepseek_v2.py::DeepseekV32IndexerCache (0.33).
+    """
+    role = specs.SparseCacheRole.INDEXER
+    head_size = indexer_head_size(text)
+    backend = "DEEPSEEK_V32_INDEXER"
+    return key_layer(name, index, backend, head_size, is_draft=is_draft, cache_role=role)
 
 
 def mla(context: FamilyContext) -> ModelLayers:
