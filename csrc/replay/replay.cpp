@@ -634,8 +634,9 @@ void check(const Trace& trace) {
   double last = 0;
   for (size_t i = 0; i < trace.requests.size(); ++i) {
     const TraceRequest& request = trace.requests[i];
-    const std::string name = "request " + std::to_string(i);
-    const auto fail = [&](const std::string& what) { throw InvalidArgument(name + ": " + what); };
+    const auto fail = [&](std::string what) {
+      throw InvalidArgument(what.insert(0, "request " + std::to_string(i) + ": "));
+    };
     if (!(request.arrival >= last)) {
       fail("arrives at " + std::to_string(request.arrival) + " s, before the one ahead of it");
     }

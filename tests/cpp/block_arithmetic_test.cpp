@@ -85,14 +85,15 @@ TEST(BlockArithmetic, OwnersOfItems) {
 }
 
 TEST(BlockArithmetic, TilesCoverEveryRegionOfEveryBlockOnce) {
-  const int64_t tiles_per_region = ceil_div(40000, kTileBytes);
+  const int64_t bytes = 2 * kTileBytes + 1;
+  const int64_t tiles_per_region = ceil_div(bytes, kTileBytes);
   EXPECT_EQ(tiles_per_region, 3);
   std::set<std::tuple<int64_t, int32_t, int64_t>> seen;
   for (int64_t i = 0; i < 5 * 2 * tiles_per_region; ++i) {
     const Tile tile = tile_at(i, 2, tiles_per_region);
     EXPECT_TRUE(tile.id_index >= 0 && tile.id_index < 5 && tile.region >= 0 && tile.region < 2);
     EXPECT_EQ(tile.begin % kTileBytes, 0);
-    EXPECT_LT(tile.begin, 40000);
+    EXPECT_LT(tile.begin, bytes);
     EXPECT_TRUE(seen.insert({tile.id_index, tile.region, tile.begin}).second);
   }
 }

@@ -55,6 +55,7 @@ class SliceSearch {
     start_with_round_blocks();
     for (const Interval& i : intervals()) search(i);
     std::vector<int64_t> slices;
+    slices.reserve(merged_.size());
     for (size_t k : merged_) slices.push_back(best_.slices[k]);
     best_.slices = std::move(slices);
     return std::move(best_);
