@@ -30,15 +30,25 @@ def _mamba2_layer(name: str, index: int, shapes: Shapes, dtypes: tuple[str, str]
     )
 
 
+def _attention_layer(
+    context: FamilyContext, name: str, index: int, head_size: int
+) -> AttentionLayer:
+    return AttentionLayer(
+        name=f"{context.prefix}model.{name}",
+        index=index,
+        num_kv_heads=context.text.num_kv_heads,
+        head_size=head_size,
+    )
+
+
 def _hybrid(
-    context: FamilyContext, layers: Iterator[Layer], kv_heads: int, head_size: int, num_layers: int
+    context: FamilyContext, layers: Iterator[Layer], num_layers: int, head_size: int
 ) -> ModelLayers:
-    found = tuple(layers)
     return ModelLayers(
-        layers=found,
+        layers=tuple(layers),
         num_hidden_layers=num_layers,
         is_hybrid=not _only_attention(context.root),
-        page_kv_heads=kv_heads,
+        page_kv_heads=context.text.num_kv_heads,
         page_head_size=head_size,
         model_type=context.text.model_type,
     )
@@ -87,7 +97,7 @@ def pure_mamba(context: FamilyContext) -> ModelLayers:
 def jamba(context: FamilyContext) -> ModelLayers:
     """Mamba 1 with one attention layer every few layers."""
     text, options = context.text, context.options
-    num_layers, kv_heads, head_size = text.num_layers, text.num_kv_heads, text.head_size
+    num_layers = text.num_layers
     kinds = text.layer_types(num_layers) or _jamba_kinds(text, num_layers)
     shapes = mamba1_shapes(
         context.tp,
@@ -100,16 +110,11 @@ def jamba(context: FamilyContext) -> ModelLayers:
     def layers() -> Iterator[Layer]:
         for i, kind in enumerate(kinds):
             if kind in _ATTENTION:
-                yield AttentionLayer(
-                    name=f"{context.prefix}model.layers.{i}.attn",
-                    index=i,
-                    num_kv_heads=kv_heads,
-                    head_size=text.split_head_size,
-                )
+                yield _attention_layer(context, f"layers.{i}.attn", i, text.split_head_size)
             else:
                 yield _mamba1_layer(f"{context.prefix}model.layers.{i}.mixer", i, shapes, dtypes)
 
-    return _hybrid(context, layers(), kv_heads, head_size, num_layers)
+    return _hybrid(context, layers(), num_layers, text.head_size)
 
 
 def _jamba_kinds(text: ConfigView, num_layers: int) -> list[str]:
@@ -121,7 +126,7 @@ def _jamba_kinds(text: ConfigView, num_layers: int) -> list[str]:
 def granite_hybrid(context: FamilyContext) -> ModelLayers:
     """Granite 4: Mamba 2 with a few attention layers named in ``layer_types``."""
     text, options = context.text, context.options
-    num_layers, kv_heads, head_size = text.num_layers, text.num_kv_heads, text.head_size
+    num_layers = text.num_layers
     kinds = text.layer_types(num_layers)
     if kinds is None:
         kinds = ["mamba"] * num_layers
@@ -140,18 +145,15 @@ def granite_hybrid(context: FamilyContext) -> ModelLayers:
     def layers() -> Iterator[Layer]:
         for i, kind in enumerate(kinds):
             if kind in _ATTENTION:
-                yield AttentionLayer(
-                    name=f"{context.prefix}model.layers.{i}.self_attn.attn",
-                    index=i,
-                    num_kv_heads=kv_heads,
-                    head_size=text.split_head_size,
+                yield _attention_layer(
+                    context, f"layers.{i}.self_attn.attn", i, text.split_head_size
                 )
             elif kind in _STATE:
                 yield _mamba2_layer(f"{context.prefix}model.layers.{i}.mixer", i, shapes, dtypes)
             else:
                 raise ModelError(f"{text.where}.layer_types[{i}] is {kind!r}, which is unknown")
 
-    return _hybrid(context, layers(), kv_heads, head_size, num_layers)
+    return _hybrid(context, layers(), num_layers, text.head_size)
 
 
 def _granite_head_dim(text: ConfigView) -> int:
@@ -164,7 +166,7 @@ def _granite_head_dim(text: ConfigView) -> int:
 def falcon_h1(context: FamilyContext) -> ModelLayers:
     """Attention and Mamba 2 side by side in every layer."""
     text, options = context.text, context.options
-    num_layers, kv_heads, head_size = text.num_layers, text.num_kv_heads, text.head_size
+    num_layers, head_size = text.num_layers, text.head_size
     intermediate = text.optional_size("mamba_d_ssm") or (
         text.size("mamba_expand") * text.size("hidden_size")
     )
@@ -182,15 +184,10 @@ def falcon_h1(context: FamilyContext) -> ModelLayers:
 
     def layers() -> Iterator[Layer]:
         for i in range(num_layers):
-            yield AttentionLayer(
-                name=f"{context.prefix}model.layers.{i}.attn",
-                index=i,
-                num_kv_heads=kv_heads,
-                head_size=head_size,
-            )
+            yield _attention_layer(context, f"layers.{i}.attn", i, head_size)
             yield _mamba2_layer(f"{context.prefix}model.{num_layers + i}.mixer", i, shapes, dtypes)
 
-    return _hybrid(context, layers(), kv_heads, head_size, num_layers)
+    return _hybrid(context, layers(), num_layers, head_size)
 
 
 def _nemotron_kinds(text: ConfigView) -> list[str]:
@@ -207,7 +204,6 @@ def nemotron_h(context: FamilyContext) -> ModelLayers:
     """Mamba 2, attention and feed-forward layers in any order."""
     text, options = context.text, context.options
     kinds = _nemotron_kinds(text)
-    kv_heads, head_size = text.num_kv_heads, text.head_size
     heads, head_dim = text.size("mamba_num_heads"), text.size("mamba_head_dim")
     shapes = mamba2_shapes(
         context.tp,
@@ -221,23 +217,17 @@ def nemotron_h(context: FamilyContext) -> ModelLayers:
     )
     ssm_dtype = text.get("mamba_ssm_cache_dtype", "float32")
     dtypes = state_dtypes(options, context.dtype, ssm_dtype=ssm_dtype)
-    prefix = f"{context.prefix}model."
 
     def layers() -> Iterator[Layer]:
         for i, kind in enumerate(kinds):
             if kind in _ATTENTION:
-                yield AttentionLayer(
-                    name=f"{prefix}layers.{i}.mixer.attn",
-                    index=i,
-                    num_kv_heads=kv_heads,
-                    head_size=head_size,
-                )
+                yield _attention_layer(context, f"layers.{i}.mixer.attn", i, text.head_size)
             elif kind in _STATE:
-                yield _mamba2_layer(f"{prefix}layers.{i}.mixer", i, shapes, dtypes)
+                yield _mamba2_layer(f"{context.prefix}model.layers.{i}.mixer", i, shapes, dtypes)
             elif kind not in _NO_CACHE:
                 raise ModelError(f"{text.where}: layer {i} has the unknown kind {kind!r}")
 
-    return _hybrid(context, layers(), kv_heads, head_size, len(kinds))
+    return _hybrid(context, layers(), len(kinds), text.head_size)
 
 
 def zamba2(context: FamilyContext) -> ModelLayers:
@@ -247,7 +237,6 @@ def zamba2(context: FamilyContext) -> ModelLayers:
     kinds = text.layer_types(num_layers)
     if kinds is None:
         raise ModelError(f"{text.where} has no layers_block_type, which Zamba2 needs")
-    kv_heads = text.num_kv_heads
     head_size = text.optional_size("attention_head_dim") or (
         2 * text.size("hidden_size") // text.num_heads
     )
@@ -267,13 +256,8 @@ def zamba2(context: FamilyContext) -> ModelLayers:
 
     def layers() -> Iterator[Layer]:
         for j, i in enumerate(hybrid_layers):
-            yield AttentionLayer(
-                name=f"{context.prefix}model.attn.{j}",
-                index=i,
-                num_kv_heads=kv_heads,
-                head_size=head_size,
-            )
+            yield _attention_layer(context, f"attn.{j}", i, head_size)
         for i in range(num_layers):
             yield _mamba2_layer(f"{len(hybrid_layers) + i}.mixer", i, shapes, dtypes)
 
-    return _hybrid(context, layers(), kv_heads, head_size, num_layers)
+    return _hybrid(context, layers(), num_layers, head_size)
