@@ -14,6 +14,7 @@ SCHEMA = json.loads((DOCS / "answers.schema.json").read_text())
 GEMMA = ("gemma-3-27b", "--memory", "30GiB")
 SMALL = ("gemma-3-27b", "--memory", "3GiB")
 SLICED = ("deepseek-v4.1-flash", "--tp", "4", "--memory", "20GiB", "--grouping", "sliced")
+GOAL = ("--workload", "chat:requests=20", "--max-first-token", "9")
 WHISPER = ("whisper-large-v3", "--memory", "20GiB")
 
 
@@ -45,6 +46,9 @@ def broken(definition, answer):
         ("diff", ("diff", "gemma-3-27b", "--tp 2", "--memory", "3GiB")),
         ("replay", ("replay", "chat:requests=20", *GEMMA)),
         ("plan", ("plan", *GEMMA, "--max-model-len", "32K", "--workload", "chat:requests=20")),
+        ("frontier", ("frontier", *GEMMA, "--workload", "chat:requests=20")),
+        ("fit", ("fit", *GEMMA, "--workload", "chat:requests=20")),
+        ("fit", ("fit", *GEMMA, "--find", "gpus", *GOAL)),
         ("models", ("models",)),
         ("serve_line", ("serve-line", *SMALL)),
     ],

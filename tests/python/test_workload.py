@@ -65,3 +65,111 @@ def test_a_load_that_is_none():
     result = run("plan", "qwen3-8b", "--memory", "10GiB", "--workload", "nothing.jsonl")
     assert result.exit_code == 2
     assert "is no file, and no load" in result.stderr
+
+
+LOAD = ("--workload", "agents:requests=150", "--limit", "120", "--rate", "3")
+GEMMA = ("gemma-3-27b", "--memory", "14GiB", "--max-model-len", "32K")
+
+
+def answer_of(*args):
+    result = run(*args, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_each_point_of_the_frontier_is_replayed_as_its_plan_is():
+    curve = answer_of("frontier", *GEMMA, *LOAD)
+    trace = ("replay", "agents:requests=150", *LOAD[2:], *GEMMA)
+    for point in (*curve["points"], curve["vllm"]):
+        asked = ("--grouping", "compact", "--max-groups", str(point["num_groups"]))
+        command = (*trace, *(() if point["is_vllm"] else asked))
+        if point["replay"] is None:  # one request of 32K tokens is too much
+            assert run(*command).exit_code == 1
+            continue
+        replay = answer_of(*command)
+        assert replay["requests"] == 120
+        for name in ("hit_rate", "preemptions", "goodput", "first_token_seconds"):
+            assert point["replay"][name] == replay[name], (point["num_groups"], name)
+    rates = {point["replay"]["hit_rate"] for point in curve["points"] if point["replay"]}
+    assert len(rates) > 2
+    assert curve["sliced"]["replay"] is None
+    shown = run("frontier", *GEMMA, *LOAD).stdout
+    assert f"{curve['vllm']['replay']['hit_rate']:.1%}" in shown
+
+
+def test_what_fit_finds_is_replayed():
+    small = (GEMMA[0], "--memory", "8GiB")
+    found = answer_of("fit", *small, *LOAD)
+    assert found["found"] < found["max_model_len"]
+    length = ("--max-model-len", str(found["found"]))
+    replay = answer_of("replay", "agents:requests=150", *LOAD[2:], *small, *length)
+    for name in ("hit_rate", "preemptions", "finished", "goodput", "first_token_seconds"):
+        assert found["replay"][name] == replay[name]
+    shown = run("fit", *small, *LOAD).stdout
+    assert f"{replay['hit_rate']:.1%} hits" in " ".join(shown.split())
+
+
+FIT = ("fit", "qwen3-8b", "--gpu", "L40S", "--max-model-len", "16K", "--find", "gpus")
+CHATS = ("--workload", "chat:requests=400,rate=40")
+
+
+def replay_of(split, load="chat:requests=400,rate=40"):
+    gpu = ("qwen3-8b", "--gpu", "L40S", "--max-model-len", "16K")
+    return answer_of("replay", load, *gpu, *split.split())
+
+
+def test_the_fewest_gpus_whose_replay_keeps_the_first_token():
+    alone = answer_of(*FIT, *CHATS)
+    assert alone["options"] == "--tp 1"
+    slow = alone["replay"]["first_token_seconds"]["p99"]
+    goal = slow / 2
+    kept = answer_of(*FIT, *CHATS, "--max-first-token", str(goal))
+    assert kept["found"] > 1
+    assert kept["replay"]["first_token_seconds"]["p99"] <= goal
+    again = replay_of(kept["options"])
+    assert again["first_token_seconds"] == kept["replay"]["first_token_seconds"]
+    fewer = kept["found"] - 1
+    options = {f"--tp {fewer}"} & {"--tp 1", "--tp 2", "--tp 4"} | {f"--tp 1 --dp {fewer}"}
+    for split in options:
+        assert replay_of(split)["first_token_seconds"]["p99"] > goal, split
+    nothing = run(*FIT, *CHATS, "--max-first-token", "0.0001")
+    assert nothing.exit_code == 1
+    assert "and keep --max-first-token 0.0001" in " ".join(nothing.stderr.split())
+
+
+def test_the_fewest_gpus_whose_replay_keeps_the_goodput():
+    alone = answer_of(*FIT, *CHATS)["replay"]["goodput"]
+    kept = answer_of(*FIT, *CHATS, "--min-goodput", str(1.2 * alone))
+    assert kept["found"] > 1
+    assert kept["replay"]["goodput"] * kept["replay"]["engines"] >= 1.2 * alone
+    fixed = run(*FIT, *CHATS, "--dp", "1", "--pp", "1", "--min-goodput", "1e9")
+    assert fixed.exit_code == 1
+
+
+def test_an_engine_gets_its_share():
+    load = generate("chat", requests=50)
+    share = load.of_one_engine(3)
+    assert len(share) == 17
+    assert share.arrivals.tolist() == load.arrivals[::3].tolist()
+    ends = load.num_parts.cumsum()
+    parts = [load.part_texts[ends[i] - load.num_parts[i] : ends[i]] for i in range(0, 50, 3)]
+    assert share.part_texts.tolist() == [text for one in parts for text in one.tolist()]
+    assert load.of_one_engine(1) is load
+    assert load.first(7).part_texts.tolist() == load.part_texts[: ends[6]].tolist()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("frontier", *GEMMA, "--rate", "3"), "--rate is of a replay; give --workload"),
+        (("plan", *GEMMA, "--step-time", "base=1ms"), "--step-time is of a replay"),
+        (("frontier", "gemma-3-27b", *LOAD), "give the memory"),
+        (("fit", *GEMMA, *LOAD, "--max-first-token", "1"), "goals of --find gpus"),
+        (("fit", *GEMMA, "--find", "gpus", "--min-goodput", "1"), "goals of --find gpus"),
+        (("fit", "qwen3-8b", "--gpu", "H100", "--users", "5", *LOAD), "--users counts requests"),
+    ],
+)
+def test_what_is_refused(args, words):
+    result = run(*args)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())

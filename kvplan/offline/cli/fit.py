@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,9 +25,14 @@ from kvplan.offline.cli.failures import (
 )
 from kvplan.offline.cli.heeded import option_given
 from kvplan.offline.cli.knobs import PLENTY
-from kvplan.offline.cli.param_types import LENGTH, IntegerIn, Parsed
+from kvplan.offline.cli.param_types import LENGTH, IntegerIn, NumberIn, Parsed
 from kvplan.offline.cli.question import ModelQuestion, Question
+from kvplan.offline.cli.replay import Goals, read_workload, replayable, workload_options
 from kvplan.offline.cli.sizes import format_enough
+
+if TYPE_CHECKING:
+    from kvplan.offline.cli.workload import Workload
+    from kvplan.offline.replay.run import Policy, Report
 
 EPILOG = """\b
 Examples:
@@ -36,6 +41,7 @@ Examples:
   kvplan fit llama-3.1-70b --find memory --tp 4 --max-model-len 128K --concurrency 8
   kvplan fit llama-3.1-70b --find gpus --memory 30GiB --concurrency 4
   kvplan fit gemma-3-27b --find batch --memory 20GiB
+  kvplan fit llama-3.1-70b --find gpus --gpu H100 --workload chat:rate=20 --max-first-token 2
   kvplan fit llama-3.1-70b --weights 141GB --gpu H100,H200,B200 --users 50 --context 32K
 
 Exit codes: 0 found, 1 nothing is enough, 2 the input is wrong.
@@ -87,6 +93,19 @@ TARGETS = ("context", "memory", "gpus", "batch")
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the comparison of --users to a .csv, a .json or a .html that needs nothing else.",
 )
+@workload_options("Replay this load under what is found")
+@click.option(
+    "--max-first-token",
+    type=NumberIn(0, 1e9, min_open=True),
+    help="With --find gpus and --workload: seconds to the first token at the 99th percentile, at "
+    "most.",
+)
+@click.option(
+    "--min-goodput",
+    type=NumberIn(0, 1e12, min_open=True),
+    help="With --find gpus and --workload: tokens of finished requests in a second in which steps "
+    "run, all engines together, at least.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def command(
     find: str,
@@ -95,6 +114,8 @@ def command(
     users: int | None,
     context: int | str | None,
     output: Path | None,
+    max_first_token: float | None,
+    min_goodput: float | None,
     as_json: bool,
     **values: Any,
 ) -> int:
@@ -105,10 +126,19 @@ def command(
     if context is not None:
         values["max_model_len"] = context
     gpus = values["gpu"] or ()
+    workload = read_workload(values)
+    goals = Goals(max_first_token, min_goodput)
+    if goals and (workload is None or find != "gpus"):
+        raise BadInput(
+            "--max-first-token and --min-goodput are goals of --find gpus with --workload; give "
+            "these, too, or leave the goals out"
+        )
     if users is None:
         if len(gpus) > 1 or output is not None:
             raise BadInput("several GPUs and --output are for a comparison; give --users, too")
         values["gpu"] = gpus[0][1] if gpus else None
+    elif workload is not None:
+        raise BadInput("--users counts requests of one length; --workload is for --find")
     else:
         return _compare(values, gpus, users, steady, output, as_json)
     if values["max_model_len"] == "auto":
@@ -123,7 +153,9 @@ def command(
     given = _first_split(question, find).with_memory((PLENTY,)).planner_input()
     # Only several requests differ in how tokens in flight are counted.
     figures = (False, True) if concurrency > 1 else (steady,)
-    by_figure = {figure: _answer(question, find, concurrency, figure) for figure in figures}
+    by_figure = {
+        figure: _answer(question, find, concurrency, figure, workload, goals) for figure in figures
+    }
     answer = {
         "find": find,
         "model": given.label,
@@ -135,10 +167,14 @@ def command(
         "found_steady": by_figure.get(True, by_figure[steady])["found"],
     }
     found = answer["found"] is not None
+    if workload is not None:
+        answer["workload"] = {"trace": workload.load.name} | dataclasses.asdict(goals)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     elif found:
         click.echo(wrap_for_terminal(_words(answer)))
+        if workload is not None:
+            click.echo(wrap_for_terminal(_replay_words(answer)))
     # The largest batch has a formula of its own.
     note = encoder_note(given.config) if find != "batch" else ""
     other = not steady
@@ -234,18 +270,85 @@ def _refuse_what_is_found(find: str) -> None:
             raise BadInput(f"--find {find} finds {option}; give one of the two, not both")
 
 
-def _answer(question: Question, find: str, concurrency: int, steady: bool) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What a search finds.
+
+    Attributes:
+        answer: For the reader; ``found`` is None where nothing is enough.
+        question: The question with what was found.
+    """
+
+    answer: dict[str, Any]
+    question: Question
+
+
+def _answer(
+    question: Question,
+    find: str,
+    concurrency: int,
+    steady: bool,
+    workload: Workload | None,
+    goals: Goals,
+) -> dict[str, Any]:
+    """What is found, and with a workload its replay there."""
+    keeps = _keeper(workload, goals) if workload is not None and goals else None
+    found = _search(question, find, concurrency, steady, keeps)
+    if workload is not None:
+        replay = None
+        if found.answer["found"] is not None:
+            from kvplan.offline.cli.workload import figures
+
+            report, policy = _replay(workload, found.question)
+            replay = figures(report) | {
+                "engines": found.question.replicas,
+                "step_time": policy.step_time.words,
+            }
+        found.answer["replay"] = replay
+    return found.answer
+
+
+def _replay(workload: Workload, question: Question) -> tuple[Report, Policy]:
+    """A replay under the plan of a question. Raises `BadInput`."""
+    given = question.planner_input()
+    plan = given.plan_or_refuse()
+    with replayable(given.label):
+        policy = workload.policy(question, given, plan)
+        return workload.replay(plan, policy, question.replicas), policy
+
+
+def _keeper(workload: Workload, goals: Goals) -> fit_search.Keeps:
+    """Whether a deployment keeps the goals; each is replayed once."""
+    known: dict[fit_search.Split, bool] = {}
+
+    def keeps(split: fit_search.Split, question: ModelQuestion) -> bool:
+        if split not in known:
+            known[split] = goals.kept(_replay(workload, question)[0], split.replicas)
+        return known[split]
+
+    return keeps
+
+
+def _search(
+    question: Question,
+    find: str,
+    concurrency: int,
+    steady: bool,
+    keeps: fit_search.Keeps | None,
+) -> _Found:
     match find:
         case "context":
-            return {"found": fit_search.longest_context(question, concurrency, steady)}
+            length = fit_search.longest_context(question, concurrency, steady)
+            return _Found({"found": length}, question.with_length(length or 1))
         case "gpus":
             assert isinstance(question, ModelQuestion)
             fixed = _given_splits()
-            found = fit_search.fewest_gpus(question, concurrency, steady, fixed)
+            found = fit_search.fewest_gpus(question, concurrency, steady, fixed, keeps)
             if found is None:
-                return {"found": None, "options": None, "split": None, "cache_copies": None}
-            split, plan = found
-            return {
+                nothing = dict.fromkeys(("found", "options", "split", "cache_copies"))
+                return _Found(nothing, question)
+            split, plan, deployment = found
+            answer = {
                 "found": split.gpus,
                 "options": split.options,
                 "split": {
@@ -259,13 +362,17 @@ def _answer(question: Question, find: str, concurrency: int, steady: bool) -> di
                 // split.dcp
                 or 1,
             }
+            return _Found(answer, deployment)
         case "batch":
             batch = fit_search.largest_batch(question, concurrency, steady)
-            return {"found": batch, "any_fits": batch == fit_search.MAX_BATCH}
+            any_fits = batch == fit_search.MAX_BATCH
+            return _Found({"found": batch, "any_fits": any_fits}, question.with_batch(batch or 1))
     memory = fit_search.least_memory(question, concurrency, steady)
-    stages = _stages(question)
-    each = None if memory is None else memory[:: max(len(memory) // stages, 1)]
-    return {"found": None if memory is None else max(memory), "memory_by_stage": each}
+    if memory is None:
+        return _Found({"found": None, "memory_by_stage": None}, question)
+    each = memory[:: max(len(memory) // _stages(question), 1)]
+    answer = {"found": max(memory), "memory_by_stage": each}
+    return _Found(answer, question.with_memory(memory))
 
 
 def _stages(question: Question) -> int:
@@ -285,7 +392,8 @@ def _words(answer: dict[str, Any]) -> str:
             return f"--max-model-len {found}: the longest context that fits{at_once}{whole}"
         case "gpus":
             return (
-                f"{answer['options']}: {counted(found, 'GPU')}, the fewest that hold {wanted}; "
+                f"{answer['options']}: {counted(found, 'GPU')}, the fewest that hold {wanted}"
+                f"{_and_keep(answer)}; "
                 f"{_copies(answer)}"
             )
         case "batch":
@@ -303,6 +411,24 @@ def _words(answer: dict[str, Any]) -> str:
         sizes = format_enough(stages[0])
     exact = f"{found:,} bytes on the largest stage" if len(set(stages)) > 1 else f"{found:,} bytes"
     return f"--memory {sizes}: the least memory of each GPU that holds {wanted} ({exact})"
+
+
+def _and_keep(answer: dict[str, Any]) -> str:
+    """The goals, after what is held."""
+    goals = Goals(*list(answer.get("workload", {}).values())[1:])
+    return f" and keep {goals.words}" if goals else ""
+
+
+def _replay_words(answer: dict[str, Any]) -> str:
+    found = answer["replay"]
+    engines = found["engines"]
+    share = f", on each of {engines} engines" if engines > 1 else ""
+    return (
+        f"Replayed, {answer['workload']['trace']}{share}: {found['hit_rate']:.1%} hits, first "
+        f"token after {found['first_token_seconds']['p99']:,.3f} s at the 99th percentile, "
+        f"{found['goodput']:,.0f} tokens a busy second, {found['finished']:,} of "
+        f"{found['requests']:,} requests finished. Step time: {found['step_time']}."
+    )
 
 
 def _copies(answer: dict[str, Any]) -> str:
@@ -344,7 +470,8 @@ def _nothing(answer: dict[str, Any], more: str) -> str:
         case "gpus":
             return (
                 f"{answer['model']}: no --tp, --dcp, --pp and --dp that the model allows, up to "
-                f"128 GPUs, hold {wanted}; {more} or a shorter --max-model-len"
+                f"128 GPUs, hold {wanted}{_and_keep(answer)}; {more} or a shorter "
+                "--max-model-len"
             )
         case "batch":
             return (

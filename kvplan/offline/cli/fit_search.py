@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import kvplan
@@ -106,6 +108,10 @@ class Split:
         return f"--tp {self.tp}" + "".join(f" {name} {n}" for name, n in others if n > 1)
 
 
+#: Whether a deployment, split so, does what is wanted besides holding requests.
+Keeps = Callable[[Split, ModelQuestion], bool]
+
+
 def splits(
     question: ModelQuestion, fixed: Collection[str], stages: tuple[int, ...] = POWERS
 ) -> Iterator[tuple[Split, ModelQuestion]]:
@@ -148,8 +154,11 @@ def fewest_gpus(
     concurrency: int,
     steady: bool = False,
     fixed: Collection[str] = (),
-) -> tuple[Split, kvplan.Plan] | None:
-    """The fewest GPUs that hold so many requests of the full length, and the plan of a replica.
+    keeps: Keeps | None = None,
+) -> tuple[Split, kvplan.Plan, ModelQuestion] | None:
+    """The fewest GPUs that hold so many requests of the full length.
+
+    With the plan of a replica, and the deployment that is split so.
 
     Tensor, pipeline and decode context parallel ranks are tried, and replicas of each.
 
@@ -158,8 +167,9 @@ def fewest_gpus(
         concurrency: Requests of the full length at once.
         steady: How they are counted, as in `requests_at_once`.
         fixed: Options that stay as they are: those of `splits`, and ``replicas``.
+        keeps: What a split must do besides, perhaps with more replicas than hold the requests.
     """
-    best: tuple[Split, kvplan.Plan] | None = None
+    best: tuple[Split, kvplan.Plan, ModelQuestion] | None = None
     most = POWERS[-1] * question.options.pipeline_parallel_size * question.replicas
     for split, changed in splits(question, fixed):
         if best is not None and split.gpus > best[0].gpus:
@@ -168,12 +178,16 @@ def fewest_gpus(
         at_once = 0 if plan is None else requests_at_once(plan, steady)
         if plan is None or at_once == 0:
             continue
-        replicas = -(-concurrency // at_once)
+        least = -(-concurrency // at_once)
+        numbers: Iterable[int] = itertools.count(least)
         if "replicas" in fixed:
-            if replicas > question.replicas:
-                continue
-            replicas = question.replicas
-        whole = Split(split.gpus * replicas, replicas, split.pp, split.dcp, split.tp)
-        if whole.gpus <= most and (best is None or whole.order < best[0].order):
-            best = whole, plan
+            numbers = (question.replicas,) if least <= question.replicas else ()
+        for replicas in numbers:
+            whole = Split(split.gpus * replicas, replicas, split.pp, split.dcp, split.tp)
+            if whole.gpus > most or (best is not None and whole.order >= best[0].order):
+                break
+            deployment = dataclasses.replace(changed, replicas=replicas)
+            if keeps is None or keeps(whole, deployment):
+                best = whole, plan, deployment
+                break
     return best

@@ -22,7 +22,7 @@ from kvplan.offline.cli.fit_search import fewest_gpus
 from kvplan.offline.cli.gpu_budget import verdict
 from kvplan.offline.cli.knobs import find_knobs, knobs_of_failure
 from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question
-from kvplan.offline.cli.replay import workload_options
+from kvplan.offline.cli.replay import read_workload, workload_options
 
 EPILOG = """\b
 Examples:
@@ -39,7 +39,10 @@ Exit codes: 0 it fits, 1 it does not fit, 2 the input is wrong.
 
 @click.command("plan", epilog=EPILOG)
 @deployment_options
-@workload_options
+@workload_options(
+    "Take the grouping, block size and retention under which this load has the most throughput; "
+    "the longest request still fits"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option(
     "--write-request",
@@ -50,10 +53,11 @@ def command(as_json: bool, write_request: Path | None, **values: Any) -> int:
     """Plan the KV cache of MODEL: a built-in name, a config.json, its directory, or a Hub id."""
     question = read_question(values, needs_memory=write_request is None)
     chosen = None
-    if values["workload"] is not None:
+    workload = read_workload(values)
+    if workload is not None:
         from kvplan.offline.cli.workload import plan_for
 
-        chosen = plan_for(question, values)
+        chosen = plan_for(question, workload)
         question = chosen.question
     try:
         given = question.planner_input()

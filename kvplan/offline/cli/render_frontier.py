@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvplan import Frontier, GroupingPoint, SlicedPoint
-    from kvplan.offline.cli.frontier import HitUnits
+    from kvplan.offline.cli.frontier import HitUnits, Replays
 
 
 def tokens_in_memory(
@@ -41,21 +41,39 @@ def render_frontier(
     sliced: SlicedPoint | None,
     hits: HitUnits,
     memory: int | None,
+    replays: Replays,
+    load: dict[str, str] | None,
 ) -> None:
-    """Print the table and what follows from it; with `memory` (bytes), the tokens it holds."""
+    """Print the table and what follows from it.
+
+    With `memory` (bytes), the tokens it holds; with a `load`, its replays under each point.
+    """
     columns = ["groups", "layers", "block", "request", "padding", "tokens vs vLLM"]
     if memory is not None:
         columns.append("tokens")
     columns += ["hit", "step*", "vLLM's*"]
+    if load is not None:
+        columns += ["hits", "tokens/busy s"]
     table = FittingTable([*map(Column, columns), Column("grouping", words=True)])
+
+    def cells_of_replay(which: int | str) -> list[str]:
+        if load is None:
+            return []
+        report = replays[which]
+        if report is None:
+            return ["-", "-"]
+        return [f"{report.hit_rate:.1%}", f"{report.goodput:,.0f}"]
+
     for point in _with_vllm(curve):
         tokens = None if memory is None else tokens_in_memory(curve, point, memory)
-        unit = hits["vllm" if point.is_vllm else point.num_groups]
-        table.add_row(*_cells(curve, point, tokens, unit), _mark(curve, point))
+        which = "vllm" if point.is_vllm else point.num_groups
+        cells = [*_cells(curve, point, tokens, hits[which]), *cells_of_replay(which)]
+        table.add_row(*cells, _mark(curve, point))
     if sliced is not None:
         table.add_section()
         tokens = None if memory is None else sliced_tokens_in_memory(curve, sliced, memory)
-        table.add_row(*_cells(curve, sliced, tokens, hits["sliced"]), "sliced")
+        cells = [*_cells(curve, sliced, tokens, hits["sliced"]), *cells_of_replay("sliced")]
+        table.add_row(*cells, "sliced")
     console.print(f"{label}: one request of {curve.reference_model_len:,} tokens", markup=False)
     table.print(console)
     console.print(
@@ -73,6 +91,12 @@ def render_frontier(
         "with kvplan's KV cache manager and with vLLM's, as measured in vLLM 0.32's CPU engine.",
         markup=False,
     )
+    if load is not None:
+        console.print(
+            f"hits, tokens/busy s: {load['trace']} under each point; sliced plans are not "
+            f"replayed. Step time: {load['step_time']}.",
+            markup=False,
+        )
     if sliced is not None:
         slices = ", ".join(map(str, sliced.slices))
         console.print(

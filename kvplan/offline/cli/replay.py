@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +14,14 @@ import click
 import kvplan
 from kvplan.offline.cli.deployment_options import deployment_options, read_question
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, INTERRUPTED, BadInput, say_on_stderr
+from kvplan.offline.cli.heeded import option_given
 from kvplan.offline.cli.param_types import POSITIVE, IntegerIn, NumberIn, Parsed
 from kvplan.offline.cli.pictures import CHART_HELP
 from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question
 from kvplan.offline.replay.step_time import parse_step_time
 
 if TYPE_CHECKING:
+    from kvplan.offline.cli.workload import Workload
     from kvplan.offline.replay.run import Policy, Report
     from kvplan.offline.replay.trace import Trace
 
@@ -100,15 +104,16 @@ POLICY_OPTIONS = (
 )
 
 
-def workload_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command ``--workload``."""
-    option = click.option(
-        "--workload",
-        metavar="TRACE",
-        help="Take the grouping, block size and retention under which this load, as for 'kvplan "
-        "replay', has the most throughput; the longest request still fits.",
-    )
-    return option(STEP_TIME(function))
+def workload_options(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command ``--workload`` and the options of its replay; `what` it does with the load."""
+
+    def give(function: Callable[..., Any]) -> Callable[..., Any]:
+        load = click.option("--workload", metavar="TRACE", help=f"{what} (as for 'kvplan replay').")
+        for option in reversed((load, *TRACE_OPTIONS, STEP_TIME)):
+            function = option(function)
+        return function
+
+    return give
 
 
 def replay_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,14 +158,12 @@ def command(
 
         check_chart(plot)
     question = read_question(values)
-    load = read_load(trace, values)
+    load = read_load(trace, values).of_one_engine(question.replicas)
     given = question.planner_input()
     plan = given.plan_or_refuse()
     policy = policy_of(question, given, plan, values)
-    try:
+    with replayable(given.label):
         report, interrupted = run_with_progress(plan, load, policy, quiet=quiet or as_json)
-    except kvplan.Unsupported as error:
-        raise BadInput(f"{given.label} cannot be replayed: {error}") from None
     if output is not None:
         write_requests(output, report)
     if plot is not None:
@@ -180,6 +183,61 @@ def command(
     if interrupted:
         return INTERRUPTED
     return DOES_NOT_FIT if not report.finished.any() else FITS
+
+
+@dataclass(frozen=True)
+class Goals:
+    """What a replay must keep.
+
+    Attributes:
+        max_first_token: Seconds to the first token at the 99th percentile.
+        min_goodput: Tokens of finished requests a busy second, of all engines.
+    """
+
+    max_first_token: float | None = None
+    min_goodput: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.max_first_token is not None or self.min_goodput is not None
+
+    def kept(self, report: Report, engines: int) -> bool:
+        """Whether one of the engines keeps them and serves all that max_model_len lets in."""
+        from kvplan.offline.replay.run import quantiles
+
+        if not report.finished.any() or report.count("no room") or report.count("unfinished"):
+            return False
+        slowest = quantiles(report.first_token_seconds)["p99"]
+        return (self.max_first_token is None or slowest <= self.max_first_token) and (
+            self.min_goodput is None or report.goodput * engines >= self.min_goodput
+        )
+
+    @property
+    def words(self) -> str:
+        """The options."""
+        options = {"--max-first-token": self.max_first_token, "--min-goodput": self.min_goodput}
+        return " and ".join(f"{name} {n:g}" for name, n in options.items() if n is not None)
+
+
+@contextlib.contextmanager
+def replayable(label: str) -> Iterator[None]:
+    """Refuse a plan that the cache manager has no policy for."""
+    try:
+        yield
+    except kvplan.Unsupported as error:
+        raise BadInput(f"{label} cannot be replayed: {error}") from None
+
+
+def read_workload(values: dict[str, Any]) -> Workload | None:
+    """The load of ``--workload``; None without one. Raises `BadInput`."""
+    if values["workload"] is None:
+        for name in ("limit", "rate", "speed", "step_time"):
+            option = option_given(name)
+            if option is not None:
+                raise BadInput(f"{option} is of a replay; give --workload, too, or leave it out")
+        return None
+    from kvplan.offline.cli.workload import Workload
+
+    return Workload(read_load(values["workload"], values), values)
 
 
 def read_load(text: str, values: dict[str, Any]) -> Trace:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import kvplan
-from kvplan.offline.cli.failures import BadInput
 from kvplan.offline.cli.hit_unit import hit_unit
 from kvplan.offline.cli.question import PlannerInput, Question
+from kvplan.offline.cli.replay import policy_of, replayable
 from kvplan.offline.cli.tables import Column, FittingTable
 from kvplan.offline.replay.generate import LOADS, generate
-from kvplan.offline.replay.run import Policy, Report, run
+from kvplan.offline.replay.run import Policy, Report, quantiles, run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +32,43 @@ MATCH_UNITS = (16, 64)
 MOST_GROUPINGS = 6
 #: A better plan is better by more than this.
 EQUAL = 1e-3
+
+
+def figures(report: Report) -> dict[str, Any]:
+    """What a replay says of a plan beside others, as plain data for JSON; each engine's."""
+    return {
+        "hit_rate": report.hit_rate,
+        "preemptions": report.preemptions,
+        "requests": len(report.trace),
+        "finished": report.count("finished"),
+        "first_token_seconds": quantiles(report.first_token_seconds),
+        "goodput": report.goodput,
+    }
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The load of ``--workload``, to be replayed under one plan or another.
+
+    Attributes:
+        load: The requests of all engines.
+        values: The command's parameters, with the scheduler's and the step's time.
+    """
+
+    load: Trace
+    values: dict[str, Any]
+
+    def policy(self, question: Question, given: PlannerInput, plan: kvplan.Plan) -> Policy:
+        """The scheduler's settings for a plan."""
+        return policy_of(question, given, plan, self.values)
+
+    def replay(self, plan: kvplan.Plan, policy: Policy, engines: int) -> Report:
+        """Replay what one of so many engines gets. Raises `kvplan.Unsupported`."""
+        return run(plan, self.load.of_one_engine(engines), policy, max_samples=2)
+
+    def to_dict(self, policy: Policy) -> dict[str, str]:
+        """The load and the model of time, as plain data for JSON."""
+        return {"trace": self.load.name, "step_time": policy.step_time.words}
 
 
 @dataclass(frozen=True)
@@ -65,9 +102,7 @@ class Candidate:
             "groups": len(self.plan.groups),
             "num_blocks": self.plan.num_blocks,
             "hit_tokens": unit and unit.tokens,
-            "hit_rate": self.report.hit_rate,
-            "preemptions": self.report.preemptions,
-            "goodput": self.goodput,
+            **figures(self.report),
         }
 
 
@@ -253,22 +288,17 @@ class Choice:
         }
 
 
-def plan_for(question: Question, values: dict[str, Any]) -> Choice:
-    """Choose the plan of a question for the load of ``--workload``.
+def plan_for(question: Question, workload: Workload) -> Choice:
+    """Choose the plan of a question for a load.
 
     Raises:
-        BadInput: There is no such load, or the manager has no policy for the plan.
+        BadInput: The manager has no policy for the plan.
     """
-    from kvplan.offline.cli.replay import policy_of, read_load
-
-    load = read_load(values["workload"], values)
     given = question.planner_input()
-    plan = given.plan_or_refuse()
-    policy = policy_of(question, given, plan, values)
-    try:
+    policy = workload.policy(question, given, given.plan_or_refuse())
+    load = workload.load.of_one_engine(question.replicas)
+    with replayable(given.label):
         search = PlanSearch(question, load, policy)
-    except kvplan.Unsupported as error:
-        raise BadInput(f"{given.label} cannot be replayed: {error}") from None
     best = search.best()
     tried = sorted(search.tried, key=lambda candidate: -candidate.goodput)
     return Choice(

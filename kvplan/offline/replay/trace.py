@@ -10,6 +10,11 @@ from typing import Any
 
 import numpy as np
 
+#: The arrays of a trace with an element a request.
+_OF_A_REQUEST = (
+    *("arrivals", "priorities", "prompt_tokens", "output_tokens", "num_parts", "output_texts"),
+)
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -62,24 +67,26 @@ class Trace:
 
     def first(self, count: int) -> Trace:
         """Its first requests."""
-        parts = int(self.num_parts[:count].sum())
-        ids = int((self.prompt_tokens[:count] + self.output_tokens[:count]).sum())
+        return self._of(np.arange(min(count, len(self))))
+
+    def of_one_engine(self, engines: int) -> Trace:
+        """What the first of so many engines gets that take the requests in turn."""
+        if engines == 1:
+            return self
+        share = self._of(np.arange(0, len(self), engines))
+        return replace(share, name=f"{self.name}, one of {engines} engines")
+
+    def _of(self, chosen: Any) -> Trace:
+        """The requests of these indices, in their order."""
+        parts, ids = self.num_parts, self.token_ids
         return replace(
             self,
-            **{
-                name: getattr(self, name)[:count]
-                for name in (
-                    "arrivals",
-                    "priorities",
-                    "prompt_tokens",
-                    "output_tokens",
-                    "num_parts",
-                    "output_texts",
-                )
-            },
-            part_texts=self.part_texts[:parts],
-            part_lengths=self.part_lengths[:parts],
-            token_ids=None if self.token_ids is None else self.token_ids[:ids],
+            **{name: getattr(self, name)[chosen] for name in _OF_A_REQUEST},
+            part_texts=_reorder(self.part_texts, parts, chosen),
+            part_lengths=_reorder(self.part_lengths, parts, chosen),
+            token_ids=None
+            if ids is None
+            else _reorder(ids, self.prompt_tokens + self.output_tokens, chosen),
         )
 
     def with_rate(self, requests_per_second: float) -> Trace:
@@ -173,21 +180,16 @@ class TraceBuilder:
         arrivals = arrays["arrivals"]
         if len(arrivals):
             arrays["arrivals"] = arrivals = arrivals - arrivals.min()
+        trace = Trace(self.name, **arrays, token_ids=ids, remarks=tuple(self.remarks))
         if np.any(np.diff(arrivals) < 0):
-            order = np.argsort(arrivals, kind="stable")
-            if ids is not None:
-                ids = _reorder(ids, arrays["prompt_tokens"] + arrays["output_tokens"], order)
-            for name in ("part_texts", "part_lengths"):
-                arrays[name] = _reorder(arrays[name], arrays["num_parts"], order)
-            for name in set(arrays) - {"part_texts", "part_lengths"}:
-                arrays[name] = arrays[name][order]
-        return Trace(self.name, **arrays, token_ids=ids, remarks=tuple(self.remarks))
+            return trace._of(np.argsort(arrivals, kind="stable"))
+        return trace
 
 
 def _reorder(values: Any, sizes: Any, order: Any) -> Any:
-    """Runs of values, as many as `sizes` says, in another order."""
-    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])[order]
+    """Runs of values, as many as `sizes` says: those of `order`, in that order."""
+    starts = (np.cumsum(sizes) - sizes)[order]
     sizes = sizes[order]
     ends = np.cumsum(sizes)
-    index = np.arange(len(values)) - np.repeat(ends - sizes, sizes) + np.repeat(starts, sizes)
+    index = np.arange(sizes.sum()) - np.repeat(ends - sizes, sizes) + np.repeat(starts, sizes)
     return values[index]
