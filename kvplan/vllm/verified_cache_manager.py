@@ -12,7 +12,7 @@ from vllm.v1.core import kv_cache_coordinator, kv_cache_manager, kv_cache_utils
 from kvplan.vllm import report
 from kvplan.vllm.patch import stock
 
-__all__ = ["VerifiedKVCacheManager"]
+__all__ = ["VerifiedKVCacheManager", "difference"]
 
 _vllm_manager = kv_cache_manager.KVCacheManager
 
@@ -96,19 +96,18 @@ class VerifiedKVCacheManager(kv_cache_manager.KVCacheManager):
                 *(self._translate(a) for a in args),
                 **{name: self._translate(a) for name, a in kwargs.items()},
             )
-            difference = _difference(_plain(expected), _plain(actual))
-            if not difference and (free := self._free_blocks())[0] != free[1]:
-                difference = f"{free[1]} blocks are free, not {free[0]}"
+            wrong = difference(expected, actual)
+            if not wrong and (free := self._free_blocks())[0] != free[1]:
+                wrong = f"{free[1]} blocks are free, not {free[0]}"
         except Exception as error:
-            difference = f"kvplan raised {error!r}"
+            wrong = f"kvplan raised {error!r}"
         report.cache_manager("verified")
-        if difference:
+        if wrong:
             report.cache_manager("mismatches")
             self._stop()
             report.once(
                 logging.ERROR,
-                f"kvplan's KV cache manager differs from vLLM's, which is used: {where}: "
-                f"{difference}",
+                f"kvplan's KV cache manager differs from vLLM's, which is used: {where}: {wrong}",
             )
 
     def _free_blocks(self) -> tuple[int, int]:
@@ -132,17 +131,28 @@ class VerifiedKVCacheManager(kv_cache_manager.KVCacheManager):
         return value
 
 
+def difference(expected: Any, actual: Any) -> str:
+    """How two results differ as ids and numbers, from the first difference on; "" if they agree."""
+    expected, actual = _plain(expected), _plain(actual)
+    if expected == actual:
+        return ""
+    where = ""
+    if isinstance(expected, list) and isinstance(actual, list):
+        pairs = enumerate(zip(expected, actual, strict=False))
+        first = next((i for i, (e, a) in pairs if e != a), min(len(expected), len(actual)))
+        expected, actual = expected[first : first + 3], actual[first : first + 3]
+        where = f" at {first}"
+    return f"{actual!r}, not {expected!r}{where}"
+
+
 def _plain(value: Any) -> Any:
-    """A result as ids and numbers."""
     if isinstance(value, kv_cache_manager.KVCacheBlocks):
-        return value.get_block_ids()
+        return _plain(value.get_block_ids())
     if hasattr(value, "block_id"):
         return value.block_id
+    if hasattr(value, "tolist"):
+        return value.tolist()
     if isinstance(value, (list, tuple)):
         # Only 0.33 leaves null blocks out of what is to be freed.
         return [_plain(item) for item in value if not getattr(item, "is_null", False)]
     return value
-
-
-def _difference(expected: Any, actual: Any) -> str:
-    return "" if expected == actual else f"{actual!r}, not {expected!r}"

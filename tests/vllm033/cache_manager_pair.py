@@ -23,6 +23,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import RequestStatus
 
 import kvplan
+from kvplan.vllm.verified_cache_manager import difference
 
 
 def cache_group(group, groups):
@@ -108,23 +109,6 @@ class StandInRequest(SimpleNamespace):
             self.block_hashes.append(hashlib.sha256(parent + bytes(tokens)).digest())
 
 
-def ids(blocks):
-    return tuple([block.block_id for block in group] for group in blocks)
-
-
-def lists(arrays):
-    return tuple(array.tolist() for array in arrays)
-
-
-def free_ids(pool):
-    result = []
-    block = pool.free_block_queue.fake_free_list_head.next_free_block
-    while block.next_free_block is not None:
-        result.append(block.block_id)
-        block = block.next_free_block
-    return result
-
-
 def in_order(events):
     """Removals of one block's hashes come out of a set in vLLM: sorted."""
     result, run = [], []
@@ -200,24 +184,17 @@ class Pair:
         self.managers = self.vllm.coordinator.single_type_managers
 
     def same(self, what, vllm, native):
-        if native != vllm and isinstance(vllm, list | tuple):
-            at = next(
-                (i for i, (a, b) in enumerate(zip(vllm, native, strict=False)) if a != b),
-                min(len(vllm), len(native)),
-            )
-            what = f"{what}, first difference at {at}"
-            vllm, native = vllm[at : at + 3], native[at : at + 3]
-        assert native == vllm, f"{what}: vLLM {vllm}, kvplan {native}"
+        wrong = difference(vllm, native)
+        assert not wrong, f"{what}: kvplan's is {wrong}"
         return vllm
 
     def check(self):
         """Free list and tables."""
-        self.same(
-            "free list", free_ids(self.vllm.block_pool), self.native.pool.free_block_ids().tolist()
-        )
+        free = self.vllm.block_pool.free_block_queue.get_all_free_blocks()
+        self.same("free list", free, self.native.pool.free_block_ids())
         for name, handle in self.handles.items():
             tables = self.vllm.get_block_ids(name)
-            self.same(f"blocks of {name}", tables, lists(self.native.block_ids(handle)))
+            self.same(f"blocks of {name}", tables, self.native.block_ids(handle))
 
     def check_hashes(self):
         pool = self.native.pool
@@ -266,8 +243,7 @@ class Pair:
         self.seen["connector: diverged"] += diverged
         self.same("hit", num_tokens, hit.num_tokens)
         self.same("boundary", boundary, hit.shared_prefix_boundary)
-        # An empty lookup is one object in vLLM, whose lists are tuples.
-        self.same("hit blocks", ids(blocks.blocks), lists(hit.blocks))
+        self.same("hit blocks", blocks, hit.blocks)
         self.seen["hit"] += num_tokens > 0
         self.seen["shared prefix boundary"] += boundary > 0
         self.seen["hit inside a block"] += (
@@ -281,7 +257,7 @@ class Pair:
             lambda: self.vllm.truncate_computed_blocks(blocks, num_tokens),
             lambda: self.native.truncate_prefix(hit, num_tokens),
         )
-        self.same("truncated", ids(blocks.blocks), lists(hit.blocks))
+        self.same("truncated", blocks, hit.blocks)
         self.seen["truncated hit"] += 1
         return blocks, hit
 
@@ -326,11 +302,7 @@ class Pair:
             self.seen["quiet step"] += 1
             return ()
         self.seen["allocated" if result is not None else "no room"] += 1
-        if mine is not None:
-            mine = lists(mine)
-        theirs = None if result is None else ids(result.blocks)
-        self.same("new blocks", theirs, mine)
-        return theirs
+        return self.same("new blocks", result, mine)
 
     def tokens(self, request):
         return {
@@ -367,7 +339,7 @@ class Pair:
             appended=appended,
         )
         self.same("step", (done, len(rows), stop), mine)
-        self.same("appended", rows, appended[: len(rows)].tolist())
+        self.same("appended", rows, appended[: len(rows)])
         self.seen["batch step"] += 1
         self.seen["batch step stopped"] += stop != "done"
         return done
@@ -430,9 +402,7 @@ class Pair:
         self.seen["reset" if done else "reset refused"] += 1
 
     def end_step(self, request_names):
-        self.same(
-            "new ids", self.vllm.take_new_block_ids(), self.native.take_new_block_ids().tolist()
-        )
+        self.same("new ids", self.vllm.take_new_block_ids(), self.native.take_new_block_ids())
         copies, retained = self.vllm.take_kv_cache_block_copies()
         mine = self.native.take_copies()
         self.same("copies", [tuple(copy) for copy in copies], mine)
@@ -509,14 +479,13 @@ class Pair:
         clipped = self.vllm.get_block_ids_for_computed_tokens(
             request.request_id, request.num_computed_tokens
         )
-        tables = lists(self.native.block_ids(handle))
+        tables = self.native.block_ids(handle)
         counts = [
             self.native.num_blocks_for_computed_tokens(handle, g, request.num_computed_tokens)
             for g in range(len(tables))
         ]
-        self.same(
-            "computed blocks", clipped, tuple(t[:n] for t, n in zip(tables, counts, strict=True))
-        )
+        mine = [table[:n] for table, n in zip(tables, counts, strict=True)]
+        self.same("computed blocks", clipped, mine)
 
     @property
     def caches(self):
