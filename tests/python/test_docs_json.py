@@ -81,7 +81,12 @@ def test_rows_of_a_sweep_are_what_the_schema_says(tmp_path):
         run("sweep", "gemma-3-27b", *args, "--weights", "54GB", "-o", path)
         rows = json.loads(path.read_text())
         assert broken("sweep", rows) == []
-        assert list(rows[0]) == list(SCHEMA["$defs"]["row"]["properties"])
+        assert list(rows[0]) == SCHEMA["$defs"]["row"]["required"]
+    load = ("--workload", "chat:requests=20", "--memory", "1GiB,30GiB")
+    run("sweep", "gemma-3-27b", *load, "-o", path)
+    rows = json.loads(path.read_text())
+    assert broken("sweep", rows) == []
+    assert list(rows[0]) == list(SCHEMA["$defs"]["row"]["properties"])
 
 
 def test_a_wrong_answer_is_noticed():

@@ -173,3 +173,60 @@ def test_what_is_refused(args, words):
     result = run(*args)
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())
+
+
+SWEEP = ("sweep", "gemma-3-27b", "--memory", "5GiB,14GiB,30GiB", "--max-model-len", "16K")
+SWEEP = (*SWEEP, "--grouping", "vllm,compact,sliced", "--kv-cache-dtype", "auto,fp8", *LOAD)
+
+
+def test_each_row_of_a_sweep_is_its_replay(tmp_path):
+    path = tmp_path / "rows.json"
+    result = run(*SWEEP, "-o", path, "--jobs", "1")
+    assert result.exit_code == 0, result.stderr
+    rows = json.loads(path.read_text())
+    assert len(rows) == 3 * 3 * 2
+    replayed = [row for row in rows if row["hit_rate"] is not None]
+    assert len({row["hit_rate"] for row in replayed}) > 3
+    for row in rows:
+        given = ("gemma-3-27b", "--memory", str(row["memory_bytes"]), "--max-model-len", "16K")
+        given = (*given, "--grouping", row["grouping"], "--kv-cache-dtype", row["kv_cache_dtype"])
+        found = run("replay", "agents:requests=150", *LOAD[2:], *given, "--json")
+        if row["hit_rate"] is None:
+            assert found.exit_code == (2 if row["fits"] else 1)
+            if row["fits"]:
+                assert "not replayed: the plan's groups cut blocks" in row["error"]
+            continue
+        replay = json.loads(found.stdout)
+        for name in ("requests", "finished", "hit_rate", "preemptions", "goodput"):
+            assert row[name] == replay[name]
+        for name in ("p50", "p99"):
+            assert row[f"first_token_{name}"] == replay["first_token_seconds"][name]
+
+
+def test_a_sweep_of_replays_in_several_processes_goes_on(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("joblib")
+    one, folder = tmp_path / "one.parquet", tmp_path / "parts.parquet"
+    assert run(*SWEEP, "-o", one, "--jobs", "1").exit_code == 0
+    more = ("-o", folder, "--jobs", "2", "--resume")
+    assert run(*SWEEP, *more).exit_code == 0
+    parts = sorted(folder.glob("part-*.parquet"))
+    assert len(parts) > 2
+    parts[1].unlink()
+    assert run(*SWEEP, *more).exit_code == 0
+    rows = parquet.read_table(one).to_pylist()
+    assert parquet.read_table(folder).to_pylist() == rows
+    assert sum(row["goodput"] is not None for row in rows) > 3
+    other = run(*SWEEP[:-1], "4", *more)
+    assert other.exit_code == 2
+    assert "rows of another sweep" in other.stderr
+
+
+def test_replays_of_a_sweep_are_drawn(tmp_path):
+    plot = ("--plot", tmp_path / "hits.svg", "--plot-column", "hit_rate")
+    result = run("sweep", "gemma-3-27b", "--memory", "14GiB,30GiB", *LOAD, *plot, "--quiet")
+    assert result.exit_code == 0, result.stderr
+    assert "hit rate of the load" in (tmp_path / "hits.svg").read_text()
+    without = run("sweep", "gemma-3-27b", "--memory", "14GiB,30GiB", *plot)
+    assert without.exit_code == 2
+    assert "is of a replay; give --workload" in without.stderr

@@ -241,7 +241,15 @@ def read_workload(values: dict[str, Any]) -> Workload | None:
 
 
 def read_load(text: str, values: dict[str, Any]) -> Trace:
-    """The trace of a file, or a load by its name. Raises `BadInput`."""
+    """The trace of a file, or a load by its name; what is odd is said. Raises `BadInput`."""
+    trace = load_of(text, values)
+    for remark in trace.remarks:
+        say_on_stderr(f"kvplan: {text}: {remark}")
+    return trace
+
+
+def load_of(text: str, values: dict[str, Any]) -> Trace:
+    """The same without a word."""
     from kvplan.offline.replay.generate import LOADS, generate, parse_spec
     from kvplan.offline.replay.read import TraceError, read_trace
 
@@ -260,8 +268,6 @@ def read_load(text: str, values: dict[str, Any]) -> Trace:
             trace = read_trace(Path(text), limit)
         except TraceError as error:
             raise BadInput(str(error)) from None
-    for remark in trace.remarks:
-        say_on_stderr(f"kvplan: {text}: {remark}")
     if values.get("rate"):
         trace = trace.with_rate(values["rate"])
     if values.get("speed"):

@@ -28,6 +28,7 @@ from kvplan.offline.cli.heeded import option_given
 from kvplan.offline.cli.param_types import IntegerIn, Name, Parsed
 from kvplan.offline.cli.pictures import CHART_HELP
 from kvplan.offline.cli.preset import print_preset_if_asked
+from kvplan.offline.cli.replay import read_workload, workload_options
 from kvplan.offline.cli.shadowed import warn_if_shadowed
 from kvplan.offline.cli.suggestions import did_you_mean
 from kvplan.offline.cli.sweep_run import BACKENDS
@@ -43,6 +44,8 @@ Examples:
   kvplan sweep --gpu H100,H200 --tp 1,2 -- vllm serve gemma-3-27b --max-num-seqs 64
   kvplan sweep --request recorded.json --memory 20GiB:40GiB:1GiB
   kvplan sweep llama-3.1-70b gpt-oss-120b --memory 40GiB --kv-cache-dtype auto,fp8
+  kvplan sweep gemma-3-27b --memory 20GiB:60GiB:10GiB --max-model-len 32K --workload agents \\
+      -o replays.parquet
   kvplan sweep gemma-3-27b --memory 40GiB --max-model-len 8K:128K:8K --grouping vllm,compact \\
       --plot lines.svg -o lines.csv
 
@@ -76,6 +79,12 @@ _SHARED = (
     *("max_groups", "gpu_memory_utilization", "weights", "weights_per_gpu", "overhead"),
     *("enforce_eager", "enable_expert_parallel", "vllm_version", "max_num_seqs", "replicas"),
     *("quantization", "enable_lora", "max_loras", "max_lora_rank"),
+)
+
+#: What of the parameters a replay needs.
+_LOAD = (
+    *("workload", "limit", "rate", "speed", "step_time", "max_num_seqs", "async_scheduling"),
+    "replicas",
 )
 
 
@@ -183,6 +192,7 @@ def jobs_options(function: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="The answer that --plot draws, a column of the output.",
 )
+@workload_options("Replay this load under each plan, with its figures in more columns")
 @jobs_options
 @click.option(
     "--resume",
@@ -207,7 +217,7 @@ def command(
     print_preset_if_asked(print_config)
     from kvplan.offline.cli.progress import ProgressBar
     from kvplan.offline.cli.row_writers import ParquetParts, RowWriter
-    from kvplan.offline.cli.sweep_grid import COLUMN_TYPES
+    from kvplan.offline.cli.sweep_grid import CHUNK
     from kvplan.offline.cli.sweep_plot import SweepPlot
     from kvplan.offline.cli.sweep_run import default_jobs, run_chunks
 
@@ -218,6 +228,8 @@ def command(
     if resume and (output is None or plot is not None):
         raise BadInput("--resume goes on writing an --output, and draws no --plot")
     grid = _grid(values)
+    if plot is not None and plot_column not in grid.columns:
+        raise BadInput(f"--plot-column {plot_column} is of a replay; give --workload, too")
     picture = SweepPlot(grid, plot_column) if plot is not None else None
     started = time.perf_counter()
     code = FITS
@@ -225,10 +237,10 @@ def command(
     rows_out: RowWriter | ParquetParts
     if resume:
         assert output is not None
-        rows_out = ParquetParts(output, COLUMN_TYPES, repr(grid))
+        rows_out = ParquetParts(output, grid.columns, repr(grid))
         chunks = rows_out.missing(chunks)
     else:
-        rows_out = RowWriter(output, COLUMN_TYPES)
+        rows_out = RowWriter(output, grid.columns)
     with rows_out as writer, ProgressBar(len(grid), hidden=quiet) as advance:
 
         def write(rows: list[tuple[Any, ...]]) -> None:
@@ -238,7 +250,9 @@ def command(
             advance(len(rows))
 
         try:
-            run_chunks(chunks, jobs or default_jobs(len(grid)), write, backend, cluster)
+            # A replay takes as long as many plans.
+            work = len(grid) * (1 if grid.load is None else CHUNK)
+            run_chunks(chunks, jobs or default_jobs(work), write, backend, cluster)
         except KeyboardInterrupt:
             code = INTERRUPTED
     if picture is not None and plot is not None:
@@ -270,8 +284,11 @@ def _grid(values: dict[str, Any]) -> Any:
             f"--max-groups changes nothing with --grouping {','.join(values['grouping'])}; add "
             "compact, or leave it out"
         )
+    load = None
+    if read_workload(values) is not None:
+        load = {name: values[name] for name in _LOAD}
     if values["request_file"] is not None:
-        return _request_grid(values)
+        return _request_grid(values, load)
     for model in values["models"]:
         refuse_other_kind(model, "model")
         warn_if_shadowed(model)
@@ -298,6 +315,7 @@ def _grid(values: dict[str, Any]) -> Any:
         config=given_values(values, ("max_groups", "num_gpu_blocks_override")),
         layout=values["layout"],
         max_num_seqs=values["max_num_seqs"],
+        load=load,
     )
 
 
@@ -334,7 +352,7 @@ def _gpus(values: dict[str, Any]) -> dict[str, list[Estimated]]:
     return found
 
 
-def _request_grid(values: dict[str, Any]) -> Any:
+def _request_grid(values: dict[str, Any], load: dict[str, Any] | None) -> Any:
     from kvplan import request as requests
     from kvplan.offline.cli.sweep_grid import Grid
 
@@ -367,6 +385,7 @@ def _request_grid(values: dict[str, Any]) -> Any:
         lengths=values["max_model_len"] or [None],
         config=given_values(values, ("max_groups", "num_gpu_blocks_override")),
         is_request=True,
+        load=load,
     )
 
 

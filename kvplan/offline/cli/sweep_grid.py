@@ -15,9 +15,12 @@ from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question, R
 
 if TYPE_CHECKING:
     from kvplan.offline.cli.gpu_budget import GpuBudget
+    from kvplan.offline.cli.workload import Workload
 
 #: Plans that one worker process makes before it hands its rows over.
 CHUNK = 512
+#: The same where each is replayed.
+REPLAYED_CHUNK = 4
 
 KEYS = (
     "model",
@@ -57,6 +60,16 @@ _FLOATS = ("bytes_per_token", "max_concurrency", "usable_concurrency", "steady_c
 COLUMN_TYPES: dict[str, type] = {
     name: str if name in _TEXT else float if name in _FLOATS else bool if name == "fits" else int
     for name in COLUMNS
+}
+#: What ``--workload`` adds to a row; figures of one engine.
+REPLAY_TYPES: dict[str, type] = {
+    "requests": int,
+    "finished": int,
+    "hit_rate": float,
+    "preemptions": int,
+    "first_token_p50": float,
+    "first_token_p99": float,
+    "goodput": float,
 }
 _PLAN_FIELDS = tuple(
     name for name in ANSWERS if name not in ("fits", "num_groups", "estimated_max_len", "error")
@@ -101,6 +114,7 @@ class Grid:
         layout: The KV cache layout asked for.
         max_num_seqs: Sequences that the engine is started for; None for the GPU's default.
         is_request: Whether the one model is a recorded request's file.
+        load: With ``--workload``, the parameters of a replay: each process reads the trace.
     """
 
     models: list[str]
@@ -114,6 +128,12 @@ class Grid:
     layout: str | None = None
     max_num_seqs: int | None = None
     is_request: bool = False
+    load: dict[str, Any] | None = None
+
+    @property
+    def columns(self) -> dict[str, type]:
+        """The type of each column."""
+        return COLUMN_TYPES if self.load is None else COLUMN_TYPES | REPLAY_TYPES
 
     def memory_of(self, model: str) -> Sequence[Memory]:
         """The sizes, or the GPUs, for a model."""
@@ -129,11 +149,12 @@ class Grid:
 
     def chunks(self) -> Iterator[Chunk]:
         """The grid, cut so that all plans of a chunk share the specs of one deployment."""
+        size = CHUNK if self.load is None else REPLAYED_CHUNK
         for model in self.models:
             for values in itertools.product(*self.options.values()):
                 options = dict(zip(self.options, values, strict=True))
                 points = itertools.product(self.groupings, self.lengths, self.memory_of(model))
-                while rows := list(itertools.islice(points, CHUNK)):
+                while rows := list(itertools.islice(points, size)):
                     yield Chunk(self, model, options, rows)
 
 
@@ -147,7 +168,7 @@ class Chunk:
     points: list[tuple[str, int | str | None, Memory]]
 
     def plan(self) -> list[tuple[Any, ...]]:
-        """A row of `COLUMNS` for each point; what cannot be planned says why."""
+        """A row of the grid's columns for each point; what cannot be planned says why."""
         key = (
             self.model,
             self.options["tensor_parallel_size"],
@@ -157,7 +178,7 @@ class Chunk:
             self.options["block_size"],
         )
         # Some specs depend on the length, and sliced grouping needs its own layout.
-        inputs: dict[Any, PlannerInput | str] = {}
+        inputs: dict[Any, tuple[Question, PlannerInput] | str] = {}
         rows = []
         known: dict[Any, Any] = {}  # by layout, capability and batch
         for grouping, length, memory in self.points:
@@ -165,21 +186,51 @@ class Chunk:
             which = (length, layout_for(grouping, self.grid.layout), gpu and gpu.name)
             if which not in inputs:
                 try:
-                    inputs[which] = self._question(length, which[1], gpu, known).planner_input()
+                    question = self._question(length, which[1], gpu, known)
+                    inputs[which] = question, question.planner_input()
                 except kvplan.PlanningError as error:
                     inputs[which] = str(error)
-            given = inputs[which]
+            found = inputs[which]
             size = memory if isinstance(memory, int) else None
-            if isinstance(given, str):
-                answer = _failed(given)
-            elif size is None:
-                size = min(given.available_memory)
-                answer = _plan(given, grouping, given.available_memory)
+            plan: kvplan.Plan | None = None
+            if isinstance(found, str):
+                answer = _failed(found)
             else:
-                answer = _plan(given, grouping, [size] * len(given.kv_cache_specs))
+                given = found[1]
+                sizes = (
+                    given.available_memory if size is None else [size] * len(given.kv_cache_specs)
+                )
+                size = min(sizes)
+                answer, plan = _plan(given, grouping, sizes)
+            if self.grid.load is not None:
+                answer = self._replayed(answer, found, plan)
             tokens = self._batch(gpu)
             rows.append((*key, tokens, grouping, gpu and gpu.name, size, length, *answer))
         return rows
+
+    def _replayed(
+        self,
+        answer: tuple[Any, ...],
+        found: tuple[Question, PlannerInput] | str,
+        plan: kvplan.Plan | None,
+    ) -> tuple[Any, ...]:
+        """An answer with the figures of the load's replay, or with why there are none."""
+        assert self.grid.load is not None
+        if plan is None or isinstance(found, str):
+            return (*answer, *(None for _ in REPLAY_TYPES))
+        workload = _load_workload(self.grid.load)
+        try:
+            policy = workload.policy(*found, plan)
+            report = workload.replay(plan, policy, self.grid.load["replicas"])
+        except kvplan.PlanningError as error:
+            why = f"not replayed: {' '.join(str(error).split())}"
+            return (*answer[:-1], why, *(None for _ in REPLAY_TYPES))
+        from kvplan.offline.cli.workload import figures
+
+        numbers = figures(report)
+        seconds = numbers.pop("first_token_seconds")
+        numbers |= {f"first_token_{name}": seconds[name] for name in ("p50", "p99")}
+        return (*answer, *(numbers[name] for name in REPLAY_TYPES))
 
     def _batch(self, gpu: Estimated | None) -> int:
         """Tokens of a step: those given, or the GPU's default."""
@@ -251,21 +302,35 @@ def _load_request(path: str) -> Any:
     return _loaded[path]
 
 
+def _load_workload(values: dict[str, Any]) -> Workload:
+    """The load, read once per process."""
+    from kvplan.offline.cli.replay import load_of
+    from kvplan.offline.cli.workload import Workload
+
+    key = repr(values)
+    if key not in _loaded:
+        _loaded[key] = Workload(load_of(values["workload"], values), values)
+    return _loaded[key]
+
+
 def _failed(reason: str, estimate: int | None = None) -> tuple[Any, ...]:
     return (False, None, *(None for _ in _PLAN_FIELDS), estimate, " ".join(reason.split()))
 
 
-def _plan(given: PlannerInput, grouping: str, memory: list[int]) -> tuple[Any, ...]:
+def _plan(
+    given: PlannerInput, grouping: str, memory: list[int]
+) -> tuple[tuple[Any, ...], kvplan.Plan | None]:
+    """The `ANSWERS`, and the plan where there is one."""
     try:
         config = given.config
         if grouping != config.grouping:
             config = config.replace(grouping=grouping)
         plan = dataclasses.replace(given, config=config, available_memory=memory).plan()
         if not plan.groups:
-            return _failed("this model has no layer with a KV cache")
+            return _failed("this model has no layer with a KV cache"), None
         numbers = (getattr(plan, name) for name in _PLAN_FIELDS)
-        return (True, len(plan.groups), *numbers, None, None)
+        return (True, len(plan.groups), *numbers, None, None), plan
     except kvplan.NotEnoughMemory as error:
-        return _failed(str(error), error.estimated_max_len)
+        return _failed(str(error), error.estimated_max_len), None
     except (kvplan.PlanningError, DoesNotFit) as error:
-        return _failed(str(error))
+        return _failed(str(error)), None

@@ -8,7 +8,7 @@ from typing import Any
 from kvplan.offline.cli.charts import MAX_LINES, Axis, Line, lines_figure
 from kvplan.offline.cli.failures import BadInput
 from kvplan.offline.cli.sizes import format_size
-from kvplan.offline.cli.sweep_grid import COLUMNS, KEYS, Grid
+from kvplan.offline.cli.sweep_grid import KEYS, Grid
 
 #: Columns that can be drawn, and what they count.
 PLOTTED = {
@@ -23,6 +23,9 @@ PLOTTED = {
     "bytes_per_token": "bytes for each token",
     "num_blocks": "blocks",
     "num_groups": "groups",
+    "hit_rate": "hit rate of the load's prompts, by tokens",
+    "first_token_p99": "seconds to the first token, 99th percentile",
+    "goodput": "tokens of finished requests a busy second",
 }
 #: Options that can be the axis, in order of preference, and what they count.
 _AXES = {
@@ -50,6 +53,7 @@ class SweepPlot:
 
     def __init__(self, grid: Grid, column: str) -> None:
         self.column = column
+        self._columns = list(grid.columns)
         values = axis_values(grid)
         varying = [key for key in KEYS if len(values[key]) > 1]
         numeric = [key for key in _AXES if len([v for v in values[key] if _is_number(v)]) > 1]
@@ -73,9 +77,9 @@ class SweepPlot:
         self._lines: dict[tuple[Any, ...], list[tuple[float, float | None]]] = {}
 
     def add(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Take rows of `COLUMNS` in the grid's order."""
+        """Take rows of the grid's columns in its order."""
         for values in rows:
-            row = dict(zip(COLUMNS, values, strict=True))
+            row = dict(zip(self._columns, values, strict=True))
             if _is_number(row[self.axis]):
                 name = tuple(row[key] for key in self.series)
                 point = (float(row[self.axis]), row[self.column])
