@@ -74,15 +74,19 @@ def _allocate_cache_and_free(pool: Any, n: int) -> tuple[Callable[[], None], int
     """Each allocated block evicts a cached one and is cached under a new hash."""
     _fill(pool)
     repeats = max(1, 2000 // n)
-    counter = iter(range(10**9))
+    # Made before, and so many that each is evicted before its turn comes again.
+    hashes = _new_hashes(2 * NUM_BLOCKS, 6)
+    request = _request_of([])
+    position = 0
 
     def call() -> None:
+        nonlocal position
         for _ in range(repeats):
-            tail = next(counter).to_bytes(8, "little") * 3
-            request = _request_of([i.to_bytes(8, "little") + tail for i in range(n)])
+            request.block_hashes = hashes[position : position + n]
             blocks = pool.get_new_blocks(n)
             pool.cache_full_blocks(request, blocks, 0, n, BLOCK, 0)
             pool.free_blocks(blocks)
+            position = (position + n) % len(hashes)
 
     return call, n * repeats
 

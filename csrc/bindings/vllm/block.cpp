@@ -43,24 +43,25 @@ PyObject* make_key(std::string_view hash, PoolGroupId group_id) {
 }
 
 BlockObject* SharedPool::make_block(BlockId id) {
-  PyObject* number = id_object(id);
-  auto* object = number == nullptr ? nullptr : PyObject_New(BlockObject, &block_type);
-  if (object == nullptr) return nullptr;
-  object->block_id = Py_NewRef(number);
-  object->is_null = Py_NewRef(id == kNullBlock ? Py_True : Py_False);
-  object->shared = this;
-  object->id = id;
+  if (id_object(id) == nullptr) return nullptr;
+  BlockObject& block = objects[static_cast<size_t>(id)];
+  PyObject_Init(block.as_object(), &block_type);
+  block.is_null = id == kNullBlock ? Py_True : Py_False;
+  block.shared = this;
+  block.id = id;
   ++users;
-  return objects[static_cast<size_t>(id)] = object;
+  return &block;
 }
 
 SharedPool::~SharedPool() {
-  for (size_t i = 0; i < id_objects.size(); ++i) Py_XDECREF(id_objects[i]);
+  for (size_t i = 0; i < objects.size(); ++i) Py_XDECREF(objects[i].block_id);
 }
 
 void SharedPool::abandon() {
   owner = nullptr;
-  for (size_t i = 0; i < objects.size(); ++i) Py_XDECREF(reinterpret_cast<PyObject*>(objects[i]));
+  for (size_t i = 0; i < objects.size(); ++i) {
+    if (Py_REFCNT(objects[i].as_object()) != 0) Py_DECREF(objects[i].as_object());
+  }
   release();
 }
 
@@ -69,15 +70,7 @@ namespace {
 BlockObject* as_block(PyObject* self) { return reinterpret_cast<BlockObject*>(self); }
 BlockPool& pool_of(PyObject* self) { return as_block(self)->shared->pool; }
 
-void block_dealloc(PyObject* self) {
-  BlockObject* block = as_block(self);
-  SharedPool* shared = block->shared;
-  shared->objects[static_cast<size_t>(block->id)] = nullptr;
-  Py_DECREF(block->block_id);
-  Py_DECREF(block->is_null);
-  PyObject_Free(self);
-  shared->release();
-}
+void block_dealloc(PyObject* self) { as_block(self)->shared->release(); }
 
 PyObject* get_ref_count(PyObject* self, void*) {
   return PyLong_FromLong(pool_of(self).ref_count(as_block(self)->id));

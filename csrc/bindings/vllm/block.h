@@ -13,15 +13,16 @@ namespace kvplan::bindings {
 
 struct SharedPool;
 
-/// A block of a pool, made when it is first asked for. All it knows besides its id is asked of the
-/// pool, which a native manager may change.
+/// A block of a pool, made when it is first asked for, in memory of the pool: zeros are a block
+/// that was not. All it knows besides its id is asked of the pool, which a native manager may
+/// change.
 ///
 /// `block_id` and `is_null` are object members rather than integers because CPython's interpreter
 /// has a fast path for reading exactly those (LOAD_ATTR_SLOT).
 struct BlockObject {
   PyObject ob_base;
-  PyObject* block_id;
-  PyObject* is_null;
+  PyObject* block_id;  // owned by the pool, also where there is no block yet
+  PyObject* is_null;   // True or False, not owned
   SharedPool* shared;
   BlockId id;
 
@@ -33,23 +34,22 @@ extern PyTypeObject block_type;
 /// The native pool and its block objects. Lives as long as the Python pool or a block.
 struct SharedPool {
   SharedPool(int64_t num_blocks, BlockPoolOptions options, PyObject* owner_)
-      : pool(num_blocks, options),
-        objects(static_cast<size_t>(num_blocks)),
-        id_objects(static_cast<size_t>(num_blocks)),
-        owner(owner_) {}
+      : pool(num_blocks, options), objects(static_cast<size_t>(num_blocks)), owner(owner_) {}
   ~SharedPool();
+  SharedPool(const SharedPool&) = delete;
+  SharedPool& operator=(const SharedPool&) = delete;
 
   /// Borrowed; one reference is held here. Null with a Python error if out of memory.
   BlockObject* block(BlockId id) {
-    BlockObject* object = objects[static_cast<size_t>(id)];
-    return object != nullptr ? object : make_block(id);
+    BlockObject& object = objects[static_cast<size_t>(id)];
+    return Py_REFCNT(object.as_object()) != 0 ? &object : make_block(id);
   }
   /// The int object of an id, borrowed, made once: block tables are lists of them. Null with a
   /// Python error if out of memory.
   PyObject* id_object(BlockId id) {
-    PyObject*& object = id_objects[static_cast<size_t>(id)];
-    if (object == nullptr) object = PyLong_FromLong(id);
-    return object;
+    PyObject*& number = objects[static_cast<size_t>(id)].block_id;
+    if (number == nullptr) number = PyLong_FromLong(id);
+    return number;
   }
   /// Called when the Python pool is gone: the blocks that nobody holds go too.
   void abandon();
@@ -58,8 +58,8 @@ struct SharedPool {
   }
 
   BlockPool pool;
-  detail::ZeroedArray<BlockObject*> objects;  // by id; null: not asked for yet
-  detail::ZeroedArray<PyObject*> id_objects;
+  // By id. Together, so that a hit waits for one block's memory and no pointer to it.
+  detail::ZeroedArray<BlockObject> objects;
   PyObject* owner;   // the Python pool, borrowed; null once it is gone
   size_t users = 1;  // the Python pool, block objects, a cache manager
 

@@ -668,10 +668,7 @@ PyObject* check_invariants(PyObject* self, PyObject*) {
 
 PyObject* memory_bytes(PyObject* self, PyObject*) {
   return guarded(self, [&] {
-    const auto& objects = as_pool(self)->shared->objects;
-    const size_t size = objects.size();
-    const auto made = size - std::count(objects.data(), objects.data() + size, nullptr);
-    const size_t bytes = size * 2 * sizeof(PyObject*) + made * sizeof(BlockObject);
+    const size_t bytes = as_pool(self)->shared->objects.size() * sizeof(BlockObject);
     return PyLong_FromLongLong(native(self).memory_bytes() + static_cast<int64_t>(bytes));
   });
 }
