@@ -1,5 +1,6 @@
 """Traces, and their replay from the command line."""
 
+import gzip
 import json
 import lzma
 import random
@@ -288,3 +289,41 @@ def test_what_the_command_refuses(args, words):
     result = run_cli("replay", *args)
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (
+            "cell.csv",
+            b"arrival,prompt_tokens,output_tokens,x\n0,10,3," + b"a" * 200_000 + b"\n",
+            "breaks off after request 0 (field larger than field limit",
+        ),
+        ("head.csv", b"a" * 200_000 + b"\n", "head.csv: its first line is no CSV"),
+        (
+            "flipped.jsonl.gz",
+            gzip.compress(b'{"prompt_tokens": 1}\n' * 9, mtime=0)[:10] + b"\xff" * 30,
+            "breaks off after request 0 (Error -3",
+        ),
+        (
+            "huge.jsonl",
+            b'{"prompt_tokens": %s}\n' % (b"9" * 400),
+            f"prompt_tokens is a number, not {'9' * 60}...",
+        ),
+        ("deep.jsonl", b"[" * 9_000, f"deep.jsonl: no trace has lines of {'[' * 59}..."),
+        ("bell.csv", b"\x07\x1b[2J,b\n", r"bell.csv: no trace has lines of \x07\x1b[2J, b"),
+    ],
+)
+def test_a_hostile_trace_is_refused_in_few_words(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    result = run_cli("replay", str(tmp_path / name), "qwen3-8b", "--memory", "8GiB")
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr) < 2_000
+
+
+@pytest.mark.parametrize("option", ["--rate", "--speed"])
+def test_nan_is_no_number(option):
+    result = run_cli("replay", "chat:requests=5", "qwen3-8b", "--memory", "8GiB", option, "nan")
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}': 'nan' is no number" in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,9 +38,21 @@ class IntegerIn(click.IntRange):
 
 
 class NumberIn(click.FloatRange):
-    """As click's, which calls a value that is no number "not a valid float range"."""
+    """As click's, which calls a value that is no number "not a valid float range".
+
+    It lets nan through, which is within no range.
+    """
 
     name = "number"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number, which is one."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return number
 
 
 class Name(click.ParamType):

@@ -11,6 +11,7 @@ import datetime
 import gzip
 import lzma
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -31,6 +32,8 @@ LONGEST = 1 << 30
 BYTES_PER_TOKEN = 4
 #: Remarks that are kept; more are counted.
 _MOST_REMARKS = 10
+#: Characters of a value that a remark repeats.
+_MOST_SHOWN = 60
 
 _OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 
@@ -73,7 +76,9 @@ def read_trace(path: Path, limit: int | None = None) -> Trace:
                 number, row, add = next(rows)
             except StopIteration:
                 break
-            except (EOFError, lzma.LZMAError, OSError) as error:
+            except TraceError as error:
+                raise TraceError(f"{path}: {error}") from None
+            except (EOFError, lzma.LZMAError, zlib.error, csv.Error, OSError) as error:
                 notes.add(f"the file breaks off after request {len(builder):,} ({error})")
                 break
             try:
@@ -148,7 +153,10 @@ def _rows(file: TextIO, notes: _Notes) -> Iterator[tuple[int, dict[str, Any], _A
 
 
 def _csv_rows(header: str, file: TextIO) -> Iterator[tuple[int, dict[str, Any], _Add]]:
-    names = [name.strip() for name in next(csv.reader([header]), [])]
+    try:
+        names = [name.strip() for name in next(csv.reader([header]), [])]
+    except csv.Error as error:
+        raise TraceError(f"its first line is no CSV ({error})\n{FORMATS}") from None
     add = _adder(dict.fromkeys(names))
     reader = csv.reader(file)
     for values in reader:
@@ -166,7 +174,7 @@ def _adder(row: dict[str, Any]) -> _Add:
         return _add_azure
     if {"prompt", "prompt_tokens"} & set(row):
         return _add_listed
-    names = ", ".join(map(str, list(row)[:8]))
+    names = ", ".join(_shown(name).strip("'\"") for name in list(row)[:8])
     raise TraceError(f"no trace has lines of {names or 'no columns'}\n{FORMATS}")
 
 
@@ -269,14 +277,16 @@ def _text_ids(text: str) -> list[int]:
 def _seconds(row: dict[str, Any], name: str) -> float:
     value = _number(row, name)
     if not 0 <= value < 1e15:
-        raise _Unusable(f"{name} is a time from 0 on, not {row[name]!r}")
+        raise _Unusable(f"{name} is a time from 0 on, not {_shown(row[name])}")
     return value
 
 
 def _count(row: dict[str, Any], name: str, least: int = 0) -> int:
     value = _number(row, name)
     if value != int(value) or not least <= value <= LONGEST:
-        raise _Unusable(f"{name} is a whole number of {least:,} to {LONGEST:,}, not {row[name]!r}")
+        raise _Unusable(
+            f"{name} is a whole number of {least:,} to {LONGEST:,}, not {_shown(row[name])}"
+        )
     return int(value)
 
 
@@ -286,8 +296,14 @@ def _number(row: dict[str, Any], name: str) -> float:
         raise _Unusable(f"it has no {name}")
     try:
         number = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise _Unusable(f"{name} is a number, not {value!r}")
+        raise _Unusable(f"{name} is a number, not {_shown(value)}")
     return number
+
+
+def _shown(value: Any) -> str:
+    """A value of a file for a message: without control characters, and not at any length."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
