@@ -76,6 +76,8 @@ def test_a_sweep_goes_on(tmp_path):
     assert run(*SWEEP, "-o", parts, "--resume", "-j", "2").exit_code == 0
     lost = sorted(parts.glob("part-*.parquet"))[1]
     lost.unlink()
+    cut = sorted(parts.glob("part-*.parquet"))[0]
+    cut.write_bytes(cut.read_bytes()[:100])
     (parts / ".part-000009.parquet").write_bytes(b"half")
     assert run(*SWEEP, "-o", parts, "--resume", "-j", "2").exit_code == 0
     assert lost.exists()
@@ -91,6 +93,17 @@ def test_what_resuming_refuses(tmp_path):
     assert result.exit_code == 2
     assert "a folder of Parquet files" in result.stderr
     assert run(*SWEEP, "-o", tmp_path / "rows.csv", "--resume").exit_code == 2
+    foreign = tmp_path / "foreign.parquet"
+    foreign.mkdir()
+    (foreign / "mine.txt").write_text("mine")
+    result = run(*SWEEP, "-o", foreign, "--resume")
+    assert result.exit_code == 2
+    assert "no _about.txt" in result.stderr
+    assert [file.name for file in foreign.iterdir()] == ["mine.txt"]
+    (foreign / "_about.txt").write_bytes(b"\xff\xfe")
+    result = run(*SWEEP, "-o", foreign, "--resume")
+    assert result.exit_code == 2
+    assert "of another sweep" in result.stderr
 
 
 def test_without_joblib(monkeypatch):

@@ -99,6 +99,19 @@ class _Json(_Csv):
         super().end()
 
 
+def _pyarrow(path: Path) -> Any:
+    """The package. Raises BadInput where it is not."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise BadInput(
+            f"{path}: a .parquet needs the package pyarrow: pip install pyarrow; a "
+            ".csv, .json or .jsonl needs nothing"
+        ) from None
+    return pyarrow
+
+
 class _Parquet:
     """A Parquet file in row groups; it is whole once it is closed, also after an interruption."""
 
@@ -106,14 +119,7 @@ class _Parquet:
     ROW_GROUP = 1 << 16
 
     def __init__(self, path: Path, columns: Mapping[str, type]) -> None:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError:
-            raise BadInput(
-                f"{path}: a .parquet needs the package pyarrow: pip install pyarrow; a "
-                ".csv, .json or .jsonl needs nothing"
-            ) from None
+        pyarrow = _pyarrow(path)
         types = {
             str: pyarrow.string(),
             bool: pyarrow.bool_(),
@@ -164,7 +170,7 @@ class ParquetParts:
             what: Says what the rows are of; a folder of something else is refused.
 
         Raises:
-            BadInput: It is a file, or holds the rows of something else.
+            BadInput: It is a file, or holds something else.
         """
         if path.suffix.lower() != ".parquet" or path.is_file():
             raise BadInput(
@@ -172,13 +178,24 @@ class ParquetParts:
                 "in .parquet; a file is written whole"
             )
         self._path, self._columns = path, columns
+        self._pyarrow = _pyarrow(path)
+        about = path / "_about.txt"
+        if about.exists():
+            if about.read_bytes() != what.encode():
+                raise BadInput(f"{path} holds the rows of another sweep; give another --output")
+        elif path.exists() and any(path.iterdir()):
+            raise BadInput(
+                f"{path} holds files and no _about.txt, so they are of no sweep; give another "
+                "--output"
+            )
         path.mkdir(exist_ok=True)
-        self._about = path / "_about.txt"
-        if self._about.exists() and self._about.read_text(encoding="utf-8") != what:
-            raise BadInput(f"{path} holds the rows of another sweep; give another --output")
-        self._about.write_text(what, encoding="utf-8")
+        about.write_bytes(what.encode())
         self._expected: deque[int] = deque()
-        self.done = {int(part.stem.rpartition("-")[2]) for part in path.glob("part-*.parquet")}
+        self.done = {
+            int(part.stem.rpartition("-")[2])
+            for part in path.glob("part-[0-9]*[0-9].parquet")
+            if self._is_whole(part)
+        }
         self.count = 0
 
     def __enter__(self) -> ParquetParts:
@@ -186,6 +203,14 @@ class ParquetParts:
 
     def __exit__(self, *_: object) -> None:
         return
+
+    def _is_whole(self, part: Path) -> bool:
+        """Whether it has its end, which a copy that broke off lacks; such a part is made again."""
+        try:
+            self._pyarrow.parquet.read_metadata(part)
+        except (self._pyarrow.ArrowException, OSError):
+            return False
+        return True
 
     def missing(self, chunks: Iterable[_T]) -> Iterator[_T]:
         """The chunks whose rows are not here yet; `write` takes theirs in this order."""
