@@ -49,6 +49,7 @@ def broken(definition, answer):
         ("frontier", ("frontier", *GEMMA, "--workload", "chat:requests=20")),
         ("fit", ("fit", *GEMMA, "--workload", "chat:requests=20")),
         ("fit", ("fit", *GEMMA, "--find", "gpus", *GOAL)),
+        ("offers", ("fit", "qwen3-8b", "--gpu", "H100", "--users", "9", *GOAL[:2])),
         ("models", ("models",)),
         ("serve_line", ("serve-line", *SMALL)),
     ],

@@ -146,6 +146,28 @@ def test_the_fewest_gpus_whose_replay_keeps_the_goodput():
     assert fixed.exit_code == 1
 
 
+def test_each_offer_is_replayed(tmp_path):
+    args = ("fit", "qwen3-8b", "--gpu", "L40S,H100", "--users", "60", "--context", "16K", *CHATS)
+    offers = answer_of(*args)
+    assert len(offers) == 6
+    assert len({offer["goodput"] for offer in offers}) == 6
+    for offer in offers:
+        split = {"--tp": "tensor_parallel_size", "--pp": "pipeline_parallel_size"}
+        split |= {"--dcp": "decode_context_parallel_size", "--dp": "replicas"}
+        options = [word for name, key in split.items() for word in (name, str(offer[key]))]
+        given = ("qwen3-8b", "--gpu", offer["gpu"], "--max-model-len", "16K", *options)
+        replay = answer_of("replay", CHATS[1], *given)
+        assert offer["hit_rate"] == replay["hit_rate"]
+        assert offer["first_token_p99"] == replay["first_token_seconds"]["p99"]
+        assert offer["goodput"] == replay["goodput"] * offer["replicas"]
+    shown = run(*args).stdout
+    page = tmp_path / "offers.html"
+    assert run(*args, "-o", page).exit_code == 0
+    for text in (shown, page.read_text()):
+        assert f"{offers[0]['goodput']:,.0f}" in text
+        assert f"{offers[-1]['hit_rate']:.1%}" in text
+
+
 def test_an_engine_gets_its_share():
     load = generate("chat", requests=50)
     share = load.of_one_engine(3)
@@ -166,7 +188,7 @@ def test_an_engine_gets_its_share():
         (("frontier", "gemma-3-27b", *LOAD), "give the memory"),
         (("fit", *GEMMA, *LOAD, "--max-first-token", "1"), "goals of --find gpus"),
         (("fit", *GEMMA, "--find", "gpus", "--min-goodput", "1"), "goals of --find gpus"),
-        (("fit", "qwen3-8b", "--gpu", "H100", "--users", "5", *LOAD), "--users counts requests"),
+        (("fit", *FIT[1:4], "--users", "5", *CHATS, "--min-goodput", "1"), "goals of --find gpus"),
     ],
 )
 def test_what_is_refused(args, words):

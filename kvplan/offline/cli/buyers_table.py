@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import kvplan
 from kvplan.offline.budget.gpus import Gpu
@@ -15,6 +15,9 @@ from kvplan.offline.cli.line_defaults import line_given
 from kvplan.offline.cli.question import ModelQuestion, PlannerInput
 from kvplan.offline.cli.serve_line import fitting_options, line_of
 from kvplan.offline.serve_line import written
+
+if TYPE_CHECKING:
+    from kvplan.offline.replay.run import Report
 
 #: Rows of each GPU.
 ROWS = 3
@@ -46,6 +49,9 @@ class Offer:
         kv_cache_bytes: Memory for the cache of that GPU.
         used_bytes: Of that, what the users hold, spread over the replicas.
         line: The ``vllm serve`` line.
+        hit_rate: Of a load's prompts, by tokens, in its replay; None without a load.
+        first_token_p99: Seconds to the first token there.
+        goodput: Tokens of finished requests a busy second there, of all engines.
     """
 
     gpu: str
@@ -63,6 +69,9 @@ class Offer:
     kv_cache_bytes: int
     used_bytes: int
     line: str
+    hit_rate: float | None = None
+    first_token_p99: float | None = None
+    goodput: float | None = None
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -76,14 +85,21 @@ class Offer:
         )
 
 
+#: What a load's replay adds.
+REPLAYED = ("hit_rate", "first_token_p99", "goodput")
 #: Type of each column of a file.
 COLUMNS: dict[str, type] = {
-    field.name: str if field.name in ("gpu", "line") else int for field in fields(Offer)
+    field.name: str if field.name in ("gpu", "line") else float if field.name in REPLAYED else int
+    for field in fields(Offer)
 }
 
 
 def offers(
-    values: Mapping[str, Any], gpus: Sequence[tuple[str, Gpu]], users: int, steady: bool
+    values: Mapping[str, Any],
+    gpus: Sequence[tuple[str, Gpu]],
+    users: int,
+    steady: bool,
+    replay: Callable[[ModelQuestion], Report] | None = None,
 ) -> list[Offer]:
     """The best ways on each GPU, of fewest GPUs first.
 
@@ -92,6 +108,7 @@ def offers(
         gpus: The GPUs by name.
         users: Requests of the full length at once.
         steady: Whether they are counted with the tokens in flight once per engine.
+        replay: Replays a load on an engine of each offer.
 
     Raises:
         BadInput: The parameters contradict each other.
@@ -102,11 +119,22 @@ def offers(
         question = read_question(of_gpu)
         if not isinstance(question, ModelQuestion):
             raise BadInput("a recorded request is for its own GPUs; give a model to compare GPUs")
-        best: list[Offer] = []
+        best: list[tuple[Offer, ModelQuestion]] = []
         for offer in _offers(of_gpu, question, name, gpu, users, steady):
-            best = sorted([*best, offer], key=lambda offer: offer.order)[:ROWS]
-        found += best
+            best = sorted([*best, offer], key=lambda pair: pair[0].order)[:ROWS]
+        found += [offer if replay is None else _replayed(offer, replay(q)) for offer, q in best]
     return sorted(found, key=lambda offer: offer.order)
+
+
+def _replayed(offer: Offer, report: Report) -> Offer:
+    from kvplan.offline.replay.run import quantiles
+
+    return replace(
+        offer,
+        hit_rate=report.hit_rate,
+        first_token_p99=quantiles(report.first_token_seconds)["p99"],
+        goodput=report.goodput * offer.replicas,
+    )
 
 
 def _offers(
@@ -116,8 +144,11 @@ def _offers(
     gpu: Gpu,
     users: int,
     steady: bool,
-) -> Iterator[Offer]:
-    """Every split of this GPU that holds the users, as long as it may be among the best."""
+) -> Iterator[tuple[Offer, ModelQuestion]]:
+    """Every split of this GPU that holds the users, as long as it may be among the best.
+
+    With the deployment.
+    """
     fewest: int | None = None
     for split, changed in splits(question, (), _STAGES):
         if fewest is not None and split.gpus > _MOST_TIMES * fewest:
@@ -133,7 +164,7 @@ def _offers(
             continue
         offer = _offer(values, name, gpu, given, plan, users, replicas)
         fewest = min(fewest or offer.gpus, offer.gpus)
-        yield offer
+        yield offer, replace(changed, replicas=replicas)
 
 
 def _offer(

@@ -128,7 +128,7 @@ def command(
     gpus = values["gpu"] or ()
     workload = read_workload(values)
     goals = Goals(max_first_token, min_goodput)
-    if goals and (workload is None or find != "gpus"):
+    if goals and (workload is None or users is not None or find != "gpus"):
         raise BadInput(
             "--max-first-token and --min-goodput are goals of --find gpus with --workload; give "
             "these, too, or leave the goals out"
@@ -137,10 +137,8 @@ def command(
         if len(gpus) > 1 or output is not None:
             raise BadInput("several GPUs and --output are for a comparison; give --users, too")
         values["gpu"] = gpus[0][1] if gpus else None
-    elif workload is not None:
-        raise BadInput("--users counts requests of one length; --workload is for --find")
     else:
-        return _compare(values, gpus, users, steady, output, as_json)
+        return _compare(values, gpus, users, steady, output, as_json, workload)
     if values["max_model_len"] == "auto":
         raise BadInput("--max-model-len auto is what --find context finds; give a number or none")
     _refuse_what_is_found(find)
@@ -196,9 +194,10 @@ def _compare(
     steady: bool,
     output: Path | None,
     as_json: bool,
+    workload: Workload | None,
 ) -> int:
     """What ``--users`` does: offers of several GPUs."""
-    from kvplan.offline.cli.buyers_table import COLUMNS, offers
+    from kvplan.offline.cli.buyers_table import COLUMNS, REPLAYED, offers
 
     if not gpus:
         raise BadInput("--users compares GPUs; give them, e.g. --gpu H100,H200,B200")
@@ -208,7 +207,10 @@ def _compare(
             raise BadInput(f"--users finds the split itself; leave {option} out")
     if output is not None and output.suffix.lower() not in (".csv", ".json", ".html"):
         raise BadInput(f"{output}: the file's name must end in .csv, .json or .html")
-    found = offers(values, gpus, users, steady)
+    replay = None if workload is None else lambda question: _replay(workload, question)[0]
+    found = offers(values, gpus, users, steady, replay)
+    columns = {n: kind for n, kind in COLUMNS.items() if workload is not None or n not in REPLAYED}
+    described = [{name: getattr(offer, name) for name in columns} for offer in found]
     length = f" of {found[0].max_model_len:,} tokens" if found else ""
     title = f"{values['model']}: {counted(users, 'user')}{length}"
     if output is not None and output.suffix.lower() == ".html":
@@ -218,10 +220,10 @@ def _compare(
     elif output is not None:
         from kvplan.offline.cli.row_writers import RowWriter
 
-        with RowWriter(output, COLUMNS) as writer:
-            writer.write([tuple(dataclasses.asdict(offer).values()) for offer in found])
+        with RowWriter(output, columns) as writer:
+            writer.write([tuple(offer.values()) for offer in described])
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(offer) for offer in found], indent=2))
+        click.echo(json.dumps(described, indent=2))
     elif found and output is None:
         from kvplan.offline.cli.render_buyers import render_offers
         from kvplan.offline.cli.terminal import make_console

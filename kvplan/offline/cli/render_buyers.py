@@ -24,6 +24,7 @@ _HEADERS = (
     "context",
     "KV cache a GPU",
 )
+_REPLAY_HEADERS = ("hits", "first token (p99)", "tokens/busy s")
 _BAR_WIDTH = 20
 _STYLE = """
 :root{color-scheme:light dark}
@@ -49,7 +50,7 @@ _KEY = (
 
 def render_offers(console: Console, offers: Sequence[Offer]) -> None:
     """A row an offer with its memory as a bar, then each one's line."""
-    table = FittingTable([Column("", True), *map(Column, _HEADERS), Column("memory", True)])
+    table = FittingTable([Column("", True), *map(Column, _headers(offers)), Column("memory", True)])
     for i, offer in enumerate(offers, 1):
         table.add_row(f"{i} {offer.gpu}", *_cells(offer), _bar(offer))
     table.print(console)
@@ -60,6 +61,11 @@ def render_offers(console: Console, offers: Sequence[Offer]) -> None:
     for i, offer in enumerate(offers, 1):
         console.print(f"\n{i} {offer.gpu} x {offer.gpus}:", markup=False)
         console.print(f"  {offer.line}", markup=False, soft_wrap=True)
+
+
+def _headers(offers: Sequence[Offer]) -> tuple[str, ...]:
+    is_replayed = any(offer.goodput is not None for offer in offers)
+    return (*_HEADERS, *_REPLAY_HEADERS) if is_replayed else _HEADERS
 
 
 def _cells(offer: Offer) -> list[str]:
@@ -73,7 +79,14 @@ def _cells(offer: Offer) -> list[str]:
         offer.users_steady,
         offer.max_model_len,
     )
-    return [*(f"{count:,}" for count in counts), format_size(offer.kv_cache_bytes)]
+    cells = [*(f"{count:,}" for count in counts), format_size(offer.kv_cache_bytes)]
+    if offer.goodput is not None:
+        cells += [
+            f"{offer.hit_rate:.1%}",
+            f"{offer.first_token_p99:,.3f} s",
+            f"{offer.goodput:,.0f}",
+        ]
+    return cells
 
 
 def _parts(offer: Offer) -> dict[str, int]:
@@ -98,7 +111,9 @@ def _bar(offer: Offer) -> str:
 
 def offers_page(offers: Sequence[Offer], title: str) -> str:
     """The same as one HTML page without scripts, fonts or anything from elsewhere."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in ("GPU", *_HEADERS, "memory of a GPU"))
+    head = "".join(
+        f"<th>{escape(name)}</th>" for name in ("GPU", *_headers(offers), "memory of a GPU")
+    )
     rows = "\n".join(map(_row, offers))
     key = "".join(f'<i class="{name}"></i>{escape(text)}' for name, text in _KEY)
     return (
@@ -117,7 +132,7 @@ def _row(offer: Offer) -> str:
         f'title="{format_size(size)}"></i>'
         for name, size in _parts(offer).items()
     )
-    columns = len(_HEADERS) + 2
+    columns = len(_headers([offer])) + 2
     return (
         f'<tr>{cells}<td><div class="bar">{bar}</div></td></tr>\n'
         f'<tr><td class="line" colspan="{columns}"><code>{escape(offer.line)}</code></td></tr>'
