@@ -35,9 +35,6 @@ class HashIndex {
   }
 
   uint32_t node_at(size_t slot) const { return node_of(slots_[slot]); }
-  void replace_node(size_t slot, uint32_t node) {
-    slots_[slot] = make_slot(hash_of(slots_[slot]), node);
-  }
 
   /// Makes the next `insert` unable to fail.
   void reserve_one() {
