@@ -31,8 +31,15 @@ CASES = [
 
 def serve(model):
     path = [str(PACKAGES), os.environ.get("PYTHONPATH", "")]
-    # The plugin stays out, so that "vllm" is vLLM alone.
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(path), "KVPLAN_DISABLE": "1"}
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path),
+        # The plugin stays out, so that "vllm" is vLLM alone.
+        "KVPLAN_DISABLE": "1",
+        # The runner walks sets of request names, so that names and their hashes order the rows of
+        # a batch, and with them the last bits of a sum: two tokens nearly as likely may swap.
+        "PYTHONHASHSEED": "0",
+        "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
+    }
     done = subprocess.run(
         [sys.executable, HERE / "sliced_load.py", model],
         capture_output=True,
