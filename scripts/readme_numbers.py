@@ -17,7 +17,7 @@ from kvplan.bench.report import Report, Row, load
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/bench.json"
-DOCUMENTS = ("README.md", "docs/block_pool.md", "docs/benchmarks.md")
+DOCUMENTS = ("README.md", "docs/benchmarks.md")
 PLACE = re.compile(r"(<!-- figures: ([a-z_]+) -->\n).*?(<!-- end of figures -->)", re.S)
 
 POOL_SIDES = {"vllm": "vLLM", "drop_in": "block objects", "native": "arrays", "cpp": "C++"}

@@ -18,7 +18,6 @@ Layers = list[tuple[str, Spec]]
 Config = dict[str, Any]
 
 LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
-BLOCK_OUTERMOST = ("BLHNC", "BLNHC", "BHLNC")
 BLOCK_COMPACT = ("LBHNC", "LBNHC", "BLHNC", "BLNHC")
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "uint8": 1, "float8_e4m3fn": 1}
 BLOCK_SIZES = (1, 2, 4, 8, 16, 16, 16, 32, 48, 64, 64, 128, 256, 528)

@@ -18,11 +18,6 @@ def _table() -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-def transformers_version() -> str:
-    """The version that the table was made from."""
-    return _table()["transformers"]
-
-
 def class_defaults(model_type: str) -> dict[str, Any]:
     """Defaults of the config class of a model type, of the keys that planning reads."""
     return _table()["defaults"].get(model_type, {})

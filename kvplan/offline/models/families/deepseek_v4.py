@@ -18,7 +18,6 @@ from kvplan.offline.packing import (
 )
 
 _WINDOW_BLOCK = 64
-_PLAIN_ALIGNMENT = 512
 #: Tokens of a compressor-state block, by compression ratio: the states share the KV pages.
 _COMPRESSOR_BLOCK = {4: 4, 128: 8}
 _LAYER_TYPE_RATIO = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
