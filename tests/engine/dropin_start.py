@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import dropin_models
+from tiny_engine import enlarge_weights, greedy, make_engine
 
 PROMPTS = 64
 
@@ -48,18 +49,12 @@ def drop_biases(loader):
 def main():
     name, options = sys.argv[1], json.loads(sys.argv[2])
     directory = Path(tempfile.mkdtemp(prefix="kvplan-tiny-"))
-    (directory / "config.json").write_text(json.dumps(dropin_models.MODELS[name]))
 
-    from vllm import LLM, SamplingParams
     from vllm.model_executor.model_loader import dummy_loader
     from vllm.plugins import load_general_plugins
     from vllm.v1.engine import core
 
-    # Weights so large that every token of the context moves the logits.
-    dummy_loader.initialize_single_dummy_weight = functools.partial(
-        dummy_loader.initialize_single_dummy_weight, low=-0.25, high=0.25
-    )
-
+    enlarge_weights()
     drop_biases(dummy_loader.DummyModelLoader)
 
     load_general_plugins()
@@ -76,12 +71,7 @@ def main():
     if pooling:
         write_tokenizer(directory)
     arguments = {
-        "model": str(directory),
-        "load_format": "dummy",
         "skip_tokenizer_init": not pooling,
-        "enforce_eager": True,
-        "dtype": "bfloat16",
-        "seed": 0,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 512,
         **({"runner": "pooling"} if pooling else {"max_model_len": 1024}),
@@ -89,16 +79,13 @@ def main():
     }
     result = {}
     try:
-        llm = LLM(**arguments)
+        llm = make_engine(directory, dropin_models.MODELS[name], **arguments)
         inputs = [{"prompt_token_ids": p} for p in prompts()]
         if pooling:
             result["tokens"] = [list(o.outputs.embedding) for o in llm.embed(inputs)]
         else:
-            sampling = SamplingParams(
-                temperature=0, max_tokens=8, ignore_eos=True, detokenize=False
-            )
             result["tokens"] = [
-                list(o.outputs[0].token_ids) for o in llm.generate(inputs, sampling)
+                list(o.outputs[0].token_ids) for o in llm.generate(inputs, greedy(8))
             ]
         config = llm.llm_engine.vllm_config
         result["max_model_len"] = config.model_config.max_model_len

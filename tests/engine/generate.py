@@ -5,30 +5,15 @@ grouping and prefix caching off and on, the groups' layers and the greedy tokens
 """
 
 import json
-import os
 import sys
 import tempfile
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
+from tiny_engine import enlarge_weights, greedy, make_engine, scheduler_of  # isort: skip
 
 from compact_groups import use_compact, use_vllm
 from tiny_models import MODELS, ODD_LAYER
-from vllm import LLM, SamplingParams
-from vllm.model_executor.model_loader import dummy_loader
 from vllm.model_executor.models import gemma3
-
-# Weights so large that every token of the context moves the logits.
-dummy_loader.initialize_single_dummy_weight = partial(
-    dummy_loader.initialize_single_dummy_weight, low=-0.25, high=0.25
-)
 
 
 def make_odd() -> None:
@@ -56,28 +41,23 @@ def prompts() -> list[list[int]]:
     ]
 
 
-def run(model_dir: str, prefix_caching: bool) -> dict[str, Any]:
-    llm = LLM(
-        model=model_dir,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        dtype="bfloat16",
-        seed=0,
+def run(model_dir: str, name: str, prefix_caching: bool) -> dict[str, Any]:
+    llm = make_engine(
+        model_dir,
+        MODELS[name],
         max_model_len=1024,
         max_num_batched_tokens=128,  # chunked prefill
         max_num_seqs=4,
         enable_prefix_caching=prefix_caching,
     )
-    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False)
     batch = [{"prompt_token_ids": p} for p in prompts()]
     tokens = []
     cached = []
     for _ in range(2):  # the second time from the prefix cache
-        outputs = llm.generate(batch, sampling, use_tqdm=False)
+        outputs = llm.generate(batch, greedy(24), use_tqdm=False)
         tokens.append([list(o.outputs[0].token_ids) for o in outputs])
         cached.append(sum(o.num_cached_tokens or 0 for o in outputs))
-    groups = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_groups
+    groups = scheduler_of(llm).kv_cache_config.kv_cache_groups
     result = {
         "groups": [len(g.layer_names) for g in groups],
         "block_sizes": [g.kv_cache_spec.block_size for g in groups],
@@ -90,19 +70,19 @@ def run(model_dir: str, prefix_caching: bool) -> dict[str, Any]:
 
 def main() -> None:
     name, *groupings = sys.argv[1:]
+    enlarge_weights()
     if name == "odd_layer":
         make_odd()
     results = {}
     with tempfile.TemporaryDirectory() as model_dir:
-        Path(model_dir, "config.json").write_text(json.dumps(MODELS[name]))
         for grouping in groupings:
             if grouping == "vllm":
                 use_vllm()
             else:
                 use_compact(int(grouping))
             for prefix_caching in (False, True):
-                results[f"{grouping} {prefix_caching}"] = run(model_dir, prefix_caching)
-    print(json.dumps(results))
+                results[f"{grouping} {prefix_caching}"] = run(model_dir, name, prefix_caching)
+    print("RESULT " + json.dumps(results))
 
 
 if __name__ == "__main__":

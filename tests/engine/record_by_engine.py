@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import tiny_engine
 from recordings import BY_ENGINE, recordings, write
 
 TINY: dict[str, Any] = {
@@ -103,11 +104,8 @@ def config_of(name: str) -> dict[str, Any]:
 
 def record(name: str) -> dict[str, Any]:
     """Start an engine on a tiny model and note what it registers."""
-    os.environ.update(
-        VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0"
-    )
     import vllm.v1.engine.core as core
-    from vllm import LLM, __version__
+    from vllm import __version__
 
     seen: list[dict[str, Any]] = []
     original = core.get_kv_cache_configs
@@ -119,16 +117,7 @@ def record(name: str) -> dict[str, Any]:
     core.get_kv_cache_configs = wrapped
     config = config_of(name)
     with tempfile.TemporaryDirectory() as directory:
-        Path(directory, "config.json").write_text(json.dumps(config))
-        LLM(
-            model=directory,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-            dtype="bfloat16",
-            seed=0,
-            max_model_len=1024,
-        )
+        tiny_engine.make_engine(directory, config, max_model_len=1024)
     layers = {
         layer: {
             "kind": type(spec).__name__,

@@ -11,19 +11,23 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
+from tiny_engine import (  # isort: skip
+    count_stored,
+    enlarge_weights,
+    greedy,
+    make_engine,
+    scheduler_of,
+)
+
 import dropin_models
 import tiny_models
-from generate import make_odd  # sets the environment and the weights
-from vllm import LLM, SamplingParams
+from generate import make_odd
 
 import kvplan.vllm
-
-del os.environ["VLLM_CPU_KVCACHE_SPACE"]  # it would win over the bytes given below
 
 # For blocks of 32 tokens; so few bytes that running requests are preempted.
 MEMORY = {"gemma3_style": 5_500_000, "odd_layer": 5_500_000, "llama4": 4_500_000}
@@ -53,20 +57,6 @@ def count_preemptions(scheduler: Any, counts: Counter[str]) -> None:
     scheduler._preempt_request = counting
 
 
-def count_stored(pool: Any, counts: Counter[str]) -> None:
-    """Counts the blocks that are given a hash."""
-    store = pool.cache_full_blocks
-
-    def counting(**arguments: Any) -> None:
-        first, last = arguments["num_cached_blocks"], arguments["num_full_blocks"]
-        mask = arguments.get("block_mask")
-        for i, block in enumerate(arguments["blocks"][first:last]):
-            counts["stored"] += not block.is_null and (mask is None or mask[i])
-        store(**arguments)
-
-    pool.cache_full_blocks = counting
-
-
 def all_blocks(pool: Any) -> Iterable[Any]:
     """The blocks that the pool has objects for."""
     return pool.blocks.values() if isinstance(pool.blocks, dict) else pool.blocks
@@ -81,14 +71,10 @@ def check_slices(reserve: Any) -> None:
         assert reserve.pool.ref_counts(ids, group.group_id).tolist() == counts
 
 
-def run(model_dir: str, memory: int, prefix_caching: bool) -> dict[str, Any]:
-    llm = LLM(
-        model=model_dir,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        dtype="bfloat16",
-        seed=0,
+def run(model_dir: str, model: dict[str, Any], memory: int, prefix_caching: bool) -> dict[str, Any]:
+    llm = make_engine(
+        model_dir,
+        model,
         block_size=32,
         max_model_len=256,
         max_num_batched_tokens=256,
@@ -96,7 +82,7 @@ def run(model_dir: str, memory: int, prefix_caching: bool) -> dict[str, Any]:
         kv_cache_memory_bytes=memory,
         enable_prefix_caching=prefix_caching,
     )
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    scheduler = scheduler_of(llm)
     manager = scheduler.kv_cache_manager
     config = scheduler.kv_cache_config
     pools = list(dict.fromkeys(m.block_pool for m in manager.coordinator.single_type_managers))
@@ -104,11 +90,10 @@ def run(model_dir: str, memory: int, prefix_caching: bool) -> dict[str, Any]:
     count_preemptions(scheduler, counts)
     for pool in pools:
         count_stored(pool, counts)
-    sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, detokenize=False)
     prompts = make_prompts()
     outputs = []
     for i in range(0, NUM_PROMPTS, BATCH):
-        outputs += llm.generate(prompts[i : i + BATCH], sampling, use_tqdm=False)
+        outputs += llm.generate(prompts[i : i + BATCH], greedy(40), use_tqdm=False)
         if hasattr(config, "slices"):
             check_slices(manager.block_pool)
     blocks = [block for pool in pools for block in all_blocks(pool)]
@@ -132,19 +117,19 @@ def run(model_dir: str, memory: int, prefix_caching: bool) -> dict[str, Any]:
 
 def main() -> None:
     name = sys.argv[1]
+    enlarge_weights()
     if name == "odd_layer":
         make_odd()
     model = tiny_models.MODELS.get(name) or dropin_models.MODELS[name]
     results = {}
     with tempfile.TemporaryDirectory() as model_dir:
-        Path(model_dir, "config.json").write_text(json.dumps(model))
         for grouping in ("vllm", "sliced"):
             if grouping == "sliced":
                 os.environ["KVPLAN_GROUPING"] = "sliced"
                 assert kvplan.vllm.install()
             for prefix_caching in (False, True):
                 results[f"{grouping} {prefix_caching}"] = run(
-                    model_dir, MEMORY[name], prefix_caching
+                    model_dir, model, MEMORY[name], prefix_caching
                 )
     print("RESULT " + json.dumps(results))
 

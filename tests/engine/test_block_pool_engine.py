@@ -1,36 +1,15 @@
 """vLLM's CPU engine as it is, with kvplan's pool, and with its manager: same tokens, same hits."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-import kvplan
+from engine_process import run
 
 vllm = pytest.importorskip("vllm")
 
-HERE = Path(__file__).parent
 NUM_BLOCKS = 500
 
 
 def serve(which, tmp_path):
-    packages = Path(kvplan.__file__).parents[1]  # of the kvplan under test
-    path = os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, str(HERE / "pool_load.py"), which, str(tmp_path / which)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        # The plugin stays out, so that "vllm" is vLLM alone.
-        env={**os.environ, "PYTHONPATH": path, "KVPLAN_DISABLE": "1"},
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert lines, done.stdout[-2000:] + done.stderr[-4000:]
-    return json.loads(lines[-1].removeprefix("RESULT "))
+    return run("pool_load.py", which, tmp_path / which)[0]
 
 
 def test_same_tokens_hits_and_free_blocks(tmp_path):

@@ -4,20 +4,10 @@ Each model runs in a process of its own (generate.py), under every grouping, wit
 and with prefix caching off and on.
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-import kvplan
+from engine_process import run
 
 pytest.importorskip("vllm")
-
-HERE = Path(__file__).parent
-PACKAGES = Path(kvplan.__file__).parents[1]  # of the kvplan under test
 
 # Model, the most groups for kvplan, and the layers of its groups under vLLM and under kvplan.
 CASES = [
@@ -27,31 +17,16 @@ CASES = [
 ]
 
 
-def generate(model, max_groups):
-    path = [str(PACKAGES), os.environ.get("PYTHONPATH", "")]
-    # The plugin stays out, so that "vllm" is vLLM alone.
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(path), "KVPLAN_DISABLE": "1"}
-    done = subprocess.run(
-        [sys.executable, HERE / "generate.py", model, "vllm", str(max_groups)],
-        capture_output=True,
-        text=True,
-        env=env,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
 @pytest.mark.parametrize(("model", "max_groups", "vllm", "compact"), CASES)
 def test_same_tokens(model, max_groups, vllm, compact):
-    results = generate(model, max_groups)
-    for name, run in results.items():
+    results, _ = run("generate.py", model, "vllm", str(max_groups))
+    for name, made in results.items():
         grouping, caching = name.split()
         expected = vllm if grouping == "vllm" else compact
-        assert sorted(run["groups"]) == sorted(expected), name
+        assert sorted(made["groups"]) == sorted(expected), name
         # Like with like: resuming from a cached state moves vLLM's own tokens, for any grouping.
-        assert run["tokens"] == results[f"vllm {caching}"]["tokens"], name
-        first, second = run["cached_tokens"]
+        assert made["tokens"] == results[f"vllm {caching}"]["tokens"], name
+        first, second = made["cached_tokens"]
         if caching == "True":
             assert second > first, f"{name}: the second batch should hit the prefix cache"
         else:

@@ -7,16 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-import kvplan
+from engine_process import HERE, PACKAGES, run
 
 pytest.importorskip("vllm")
 
-HERE = Path(__file__).parent
-PACKAGES = Path(kvplan.__file__).parents[1]  # of the kvplan under test
 GENERATING = (
     "dense",
     "gemma3",
@@ -44,23 +40,17 @@ def plugin(tmp_path_factory):
 
 def start(plugin, model, *, kvplan=True, options=None, multiprocessing=False, **environment):
     """One engine: what it printed as its result, and its log."""
-    env = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(plugin), str(PACKAGES), str(HERE)]),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if multiprocessing else "0",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_LOGGING_LEVEL": "INFO",
-        "KVPLAN_DISABLE": "0" if kvplan else "1",
+    path = [plugin, PACKAGES, HERE]
+    return run(
+        "dropin_start.py",
+        model,
+        json.dumps(options or {}),
+        PYTHONPATH=os.pathsep.join(map(str, path)),
+        VLLM_ENABLE_V1_MULTIPROCESSING="1" if multiprocessing else "0",
+        VLLM_LOGGING_LEVEL="INFO",
+        KVPLAN_DISABLE="0" if kvplan else "1",
         **environment,
-    }
-    if "kv_cache_memory_bytes" in (options or {}):
-        del env["VLLM_CPU_KVCACHE_SPACE"]  # it would win
-    command = [sys.executable, str(HERE / "dropin_start.py"), model, json.dumps(options or {})]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    log = done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert lines, log[-6000:]
-    return json.loads(lines[-1].removeprefix("RESULT ")), log
+    )
 
 
 def planning_lines(log):

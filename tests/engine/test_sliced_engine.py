@@ -4,21 +4,11 @@ The pool is so small that running requests are preempted and cached blocks evict
 in a process of its own (sliced_load.py), with either plan and with prefix caching off and on.
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from engine_process import run
 from test_dropin_engine import plugin, start  # noqa: F401
 
-import kvplan
-
 pytest.importorskip("vllm")
-
-HERE = Path(__file__).parent
-PACKAGES = Path(kvplan.__file__).parents[1]  # of the kvplan under test
 
 # Model, the layers of vLLM's groups and of kvplan's, the slices, and the tokens that these bytes
 # hold beyond vLLM's, in percent: less where vLLM's plan has no padding, since blocks are wider.
@@ -29,51 +19,32 @@ CASES = [
 ]
 
 
-def serve(model):
-    path = [str(PACKAGES), os.environ.get("PYTHONPATH", "")]
-    env = os.environ | {
-        "PYTHONPATH": os.pathsep.join(path),
-        # The plugin stays out, so that "vllm" is vLLM alone.
-        "KVPLAN_DISABLE": "1",
-        # The runner walks sets of request names, so that names and their hashes order the rows of
-        # a batch, and with them the last bits of a sum: two tokens nearly as likely may swap.
-        "PYTHONHASHSEED": "0",
-        "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, HERE / "sliced_load.py", model],
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=900,
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert lines, done.stderr[-4000:]
-    return json.loads(lines[-1].removeprefix("RESULT "))
+# The runner walks sets of request names, so that names and their hashes order the rows of a batch,
+# and with them the last bits of a sum: two tokens nearly as likely may swap.
+FIXED_ORDER = {"PYTHONHASHSEED": "0", "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}
 
 
 @pytest.mark.parametrize(("model", "vllm", "sliced", "slices", "gain"), CASES)
 def test_same_tokens(model, vllm, sliced, slices, gain):
-    results = serve(model)
-    for name, run in results.items():
+    results, _ = run("sliced_load.py", model, **FIXED_ORDER)
+    for name, made in results.items():
         grouping, caching = name.split()
         stock = results[f"vllm {caching}"]
-        assert len(run["tokens"]) == 64
-        assert run["tokens"] == stock["tokens"], name
-        assert run["preempted"] > 0, name
-        assert run["usage"] == 0.0
-        assert run["free"] == run["num_blocks"] - 1
-        assert run["reset"]
-        assert (run["hits"] > 0) == (caching == "True"), name
+        assert len(made["tokens"]) == 64
+        assert made["tokens"] == stock["tokens"], name
+        assert made["preempted"] > 0, name
+        assert made["usage"] == 0.0
+        assert made["free"] == made["num_blocks"] - 1
+        assert made["reset"]
+        assert (made["hits"] > 0) == (caching == "True"), name
         if caching == "True":
-            assert run["stored"] > run["hashed"] > 0, "blocks lose their hashes only by eviction"
+            assert made["stored"] > made["hashed"] > 0, "blocks lose their hashes only by eviction"
         if grouping == "sliced":
-            assert run["groups"] == sliced
-            assert run["slices"] == slices
-            assert run["capacity"] >= stock["capacity"] * (1 + gain / 100)
+            assert made["groups"] == sliced
+            assert made["slices"] == slices
+            assert made["capacity"] >= stock["capacity"] * (1 + gain / 100)
         else:
-            assert sorted(run["groups"]) == vllm
+            assert sorted(made["groups"]) == vllm
     assert len({tuple(t) for t in results["vllm False"]["tokens"]}) > 32
 
 
