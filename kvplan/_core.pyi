@@ -1534,20 +1534,21 @@ class CacheManager:
         """
     def schedule(
         self,
-        requests: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        requests: typing.Any,
         num_computed_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
         num_new_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
         num_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
         num_in_flight_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
         num_lookahead_tokens: int = 0,
         *,
-        appended: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        appended: numpy.typing.NDArray[numpy.int32],
     ) -> tuple:
         """
         One decode step: allocates for each request in order until one does not fit.
 
-        appended: int32 array of shape (room, 4) that receives row, group, position and block id of each new
-        block. Returns (requests scheduled, blocks appended, "done" | "no_blocks" | "no_room").
+        requests: handles; an int32 array is read where it lies. appended: C-contiguous int32 array of shape
+        (room, 4) that receives row, group, position and block id of each new block. Returns (requests
+        scheduled, blocks appended, "done" | "no_blocks" | "no_room").
         """
     def take_boundary_states(self) -> list:
         """

@@ -176,3 +176,46 @@ def test_held_prefixes_forks_and_reverted_steps(manager):
     others = manager.pool.get_new_blocks(manager.pool.num_free_blocks)
     assert manager.fork(request, 100) is None
     manager.pool.free_blocks(others)
+
+
+@pytest.mark.parametrize(
+    "appended",
+    [
+        np.full((8, 8), -9, np.int32)[:, ::2],
+        np.asfortranarray(np.full((8, 4), -9, np.int32)),
+        np.full((8, 4), -9, np.int64),
+        [[-9] * 4] * 8,
+    ],
+)
+def test_ids_are_never_written_into_a_copy(manager, appended):
+    request, _, _ = admit(manager, 64)
+    with pytest.raises(TypeError):
+        manager.schedule([request], [64], appended=appended)
+    ids = np.full((8, 4), -9, np.int32)
+    assert manager.schedule([request], [64], appended=ids)[:2] == (1, 2)
+    assert (ids[:2] >= 0).all()
+    assert (ids[2:] == -9).all()
+
+
+@pytest.mark.parametrize(
+    ("requests", "computed"),
+    [
+        (np.array([0.7]), [64]),
+        (np.array([2**64 - 1], np.uint64), [64]),
+        ([0], np.array([64.9])),
+        (np.array([2**32]), [64]),
+    ],
+)
+def test_handles_and_counts_are_not_rounded(manager, requests, computed):
+    admit(manager, 64)
+    ids = np.full((8, 4), -9, np.int32)
+    with pytest.raises((TypeError, ValueError)):
+        manager.schedule(requests, computed, appended=ids)
+    assert (ids == -9).all()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int16])
+def test_handles_of_any_width(manager, dtype):
+    requests = np.array([admit(manager, 64)[0], admit(manager, 80)[0]], dtype)
+    ids = np.full((8, 4), -9, np.int32)
+    assert manager.schedule(requests, [64, 80], appended=ids) == (2, 4, "done")

@@ -23,13 +23,26 @@ namespace py = pybind11;
 namespace kvplan::bindings {
 namespace {
 
-using Int64Array = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
-using HandleArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+// Without forcecast: a fraction or an unsigned number of 64 bits is a TypeError, not another
+// number.
+using Int64Array = py::array_t<int64_t, py::array::c_style>;
+using HandleArray = py::array_t<int32_t, py::array::c_style>;
 
 RequestHandle handle(int64_t request) {
   // Anything out of range is a handle that no request has.
   const bool fits = request >= 0 && request <= std::numeric_limits<int32_t>::max();
   return static_cast<RequestHandle>(fits ? static_cast<int32_t>(request) : -1);
+}
+
+/// An array of int32 is read where it lies; other integers are handles only if they fit.
+HandleArray handles(const py::object& requests) {
+  if (py::isinstance<HandleArray>(requests)) return requests;
+  const Int64Array wide(requests);
+  HandleArray result(wide.size());
+  for (py::ssize_t i = 0; i < wide.size(); ++i) {
+    result.mutable_data()[i] = static_cast<int32_t>(handle(wide.data()[i]));
+  }
+  return result;
 }
 
 constexpr std::pair<CacheKind, const char*> kKindNames[] = {
@@ -89,7 +102,7 @@ std::span<const int64_t> values_of(const std::optional<Int64Array>& array) {
   return {array->data(), static_cast<size_t>(array->size())};
 }
 
-py::tuple schedule(CacheManager& manager, const HandleArray& requests,
+py::tuple schedule(CacheManager& manager, const py::object& request_handles,
                    const Int64Array& num_computed_tokens,
                    const std::optional<Int64Array>& num_new_tokens,
                    const std::optional<Int64Array>& num_tokens,
@@ -99,6 +112,7 @@ py::tuple schedule(CacheManager& manager, const HandleArray& requests,
     throw InvalidArgument("appended is an int32 array of 4 columns");
   }
   static_assert(sizeof(AppendedBlock) == 4 * sizeof(BlockId));
+  const HandleArray requests = handles(request_handles);
   const StepResult result =
       manager.schedule({.requests = {reinterpret_cast<const RequestHandle*>(requests.data()),
                                      static_cast<size_t>(requests.size())},
@@ -359,11 +373,12 @@ where they do not fit. Mirrors KVCacheManager.allocate_slots (0.33).)")
       .def("schedule", &schedule, py::arg("requests"), py::arg("num_computed_tokens"),
            py::arg("num_new_tokens") = std::nullopt, py::arg("num_tokens") = std::nullopt,
            py::arg("num_in_flight_tokens") = std::nullopt, py::arg("num_lookahead_tokens") = 0,
-           py::kw_only(), py::arg("appended"),
+           py::kw_only(), py::arg("appended").noconvert(),  // a copy would take the ids with it
            R"(One decode step: allocates for each request in order until one does not fit.
 
-appended: int32 array of shape (room, 4) that receives row, group, position and block id of each new
-block. Returns (requests scheduled, blocks appended, "done" | "no_blocks" | "no_room").)")
+requests: handles; an int32 array is read where it lies. appended: C-contiguous int32 array of shape
+(room, 4) that receives row, group, position and block id of each new block. Returns (requests
+scheduled, blocks appended, "done" | "no_blocks" | "no_room").)")
       .def(
           "num_blocks_to_allocate",
           [](CacheManager& m, int64_t request, int64_t num_tokens, int64_t num_tokens_main_model,
