@@ -31,6 +31,7 @@ def commands_of(page):
 @pytest.mark.parametrize(
     ("page", "commands"),
     [
+        ("../README.md", 1),
         ("tutorial.md", 10),
         ("cli.md", 10),
         ("sliced.md", 3),
