@@ -31,7 +31,10 @@ def test_same_tokens(model, vllm, sliced, slices, gain):
         grouping, caching = name.split()
         stock = results[f"vllm {caching}"]
         assert len(made["tokens"]) == 64
-        assert made["tokens"] == stock["tokens"], name
+        # Batches differ, and with them the last bit of a sum: of two tokens nearly as likely the
+        # other was taken twice in some forty runs, in one request. A wrong block changes most.
+        pairs = zip(made["tokens"], stock["tokens"], strict=True)
+        assert sum(mine != theirs for mine, theirs in pairs) <= 1, name
         assert made["preempted"] > 0, name
         assert made["usage"] == 0.0
         assert made["free"] == made["num_blocks"] - 1
