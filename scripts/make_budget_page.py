@@ -19,6 +19,7 @@ from kvplan.offline.budget.gpus import Gpu, defaults_for, find_gpu
 from kvplan.offline.budget.weights import Weights, weights_on_ranks
 from kvplan.offline.models import ModelOptions, load
 from kvplan.offline.models.config_file import builtin_models
+from kvplan.offline.models.plan_input import ModelConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests" / "data" / "budget"
@@ -34,6 +35,11 @@ def figures() -> dict[str, list[dict[str, Any]]]:
     return json.loads((DATA / "figures.json").read_text())
 
 
+def model_of(name: str) -> ModelConfig:
+    """A built-in model, or one whose config lies beside the recordings."""
+    return load(name if name in builtin_models() else DATA / "configs" / f"{name}.json")
+
+
 def predicted(row: dict[str, Any]) -> Budget:
     """The budget of the first stage, whose rank is the one that logs."""
     if "gib" in row:
@@ -41,8 +47,7 @@ def predicted(row: dict[str, Any]) -> Budget:
     else:
         gpu = find_gpu(row["gpu"])
     defaults = defaults_for(gpu)
-    name = row["model"]
-    model = load(name if name in builtin_models() else DATA / "configs" / f"{name}.json")
+    model = model_of(row["model"])
     options = ModelOptions(
         tensor_parallel_size=row.get("tp", 1),
         pipeline_parallel_size=row.get("pp", 1),

@@ -1,5 +1,6 @@
 """The budget's parts against what vLLM 0.33.0 allocates, as recorded without a GPU."""
 
+import functools
 import importlib.util
 import json
 import statistics
@@ -24,6 +25,16 @@ RECORDED = json.loads((DATA / "recorded.json").read_text())
 GIB, MIB = 2**30, 2**20
 
 
+@functools.cache
+def budget_page():
+    """The script that makes the page's measures."""
+    path = DATA.parents[2] / "scripts" / "make_budget_page.py"
+    spec = importlib.util.spec_from_file_location("make_budget_page", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def name(row):
     case = row["case"]
     rest = {key: value for key, value in case.items() if key not in ("model", "points")}
@@ -35,7 +46,7 @@ def setting(row):
     options = ModelOptions(
         tensor_parallel_size=case.get("tp", 1), pipeline_parallel_size=case.get("pp", 1)
     )
-    return load(case["model"]), options, case
+    return budget_page().model_of(case["model"]), options, case
 
 
 @pytest.mark.parametrize("row", RECORDED, ids=name)
@@ -259,15 +270,6 @@ def test_bits_of_quantized_weights(config, bits):
 
 
 FIGURES = json.loads((DATA / "figures.json").read_text())
-
-
-def budget_page():
-    """The script that makes the page's measures."""
-    path = DATA.parents[2] / "scripts" / "make_budget_page.py"
-    spec = importlib.util.spec_from_file_location("make_budget_page", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("row", FIGURES["activations"], ids=lambda row: row["model"])

@@ -125,8 +125,9 @@ class Books(TorchDispatchMode):
         self._live: dict[int, tuple[int, str, tuple[int, ...], str]] = {}
 
     def start_watching(self, count: int) -> None:
-        """Remember the largest storages at the peak from here on."""
+        """Remember the largest storages at the peak from here on, of those made from here on."""
         self.watched, self.at_peak, self._top = count, [], 0
+        self._live.clear()
 
     def _book(self, tensor: torch.Tensor, op: str) -> None:
         storage = tensor.untyped_storage()

@@ -50,6 +50,7 @@ class ModelShape:
         attention: Elements of queries, keys and values of a token over all ranks.
         mlp: Width of the dense MLP, or 0.
         gated: Whether an MLP has a gate.
+        looked_up: Elements of a token that its layers look up for themselves, over all layers.
         experts_per_token: Experts that a token is sent to, or 0.
         extra_states: Hidden states that the model's code keeps beside those that every MLP needs.
         expert_width: Width of an expert.
@@ -71,6 +72,7 @@ class ModelShape:
     mlp: int
     gated: bool
     extra_states: int = 0
+    looked_up: int = 0
     experts_per_token: int = 0
     expert_width: int = 0
     shared_width: int = 0
@@ -210,7 +212,8 @@ def _forward_elements(shape: ModelShape, tokens: int, ranks: int) -> int:
     if shape.latent_width:
         unpacked = _CACHED_CHUNK_TOKENS * shape.latent_width // ranks
         latent = unpacked + tokens * (2 * hidden + shape.attention // ranks)
-    return max(tokens * max(states, dense, routed), latent)
+    # What layers look up is there as found and as added to the projected embedding.
+    return max(tokens * (max(states, dense, routed) + 2 * shape.looked_up), latent)
 
 
 def shape_of(read: ReadLayers) -> ModelShape:
@@ -225,6 +228,9 @@ def shape_of(read: ReadLayers) -> ModelShape:
     shared = shared or largest(text.get("n_shared_experts")) * width
     mlp = largest(text.get("intermediate_size")) or largest(text.get("ffn_hidden_size"))
     mlp = mlp or 4 * text.size("hidden_size")
+    if text.get("use_double_wide_mlp"):
+        mlp *= 2
+    looked_up = largest(text.get("hidden_size_per_layer_input")) * layers.num_hidden_layers
     quantization = (read.root.values.get("quantization_config") or {}).get("quant_method")
     bytes_per_token, item_tokens, inputs = _encoder(read.root)
     return ModelShape(
@@ -237,6 +243,7 @@ def shape_of(read: ReadLayers) -> ModelShape:
         else mlp,
         gated=has_gate(read.architecture),
         extra_states=_extra_states(read.architecture),
+        looked_up=looked_up if read.architecture.startswith("Gemma4") else 0,
         experts_per_token=per_token,
         expert_width=width,
         shared_width=shared if experts else 0,
@@ -256,7 +263,7 @@ def _extra_states(architecture: str) -> int:
         return 2
     if architecture.startswith("Whisper"):
         return 2
-    return int(architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"))
+    return int(architecture.startswith(("Gemma4", "Qwen2ForCausal", "Qwen3ForCausal")))
 
 
 def _attention_elements(text: ConfigView, read: ReadLayers) -> int:

@@ -35,7 +35,7 @@ def adapter_bytes(
             continue
         if linear is not None and int(linear[1]) in place.stage:
             elements += _pair(tensor, place)
-        elif "embed_tokens" in tensor.name:
+        elif "embed_tokens." in tensor.name:
             rows = -(-tensor.shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
             # Of the embedding, and of the output, which may be the same.
             elements += (place.is_first + place.is_last) * (rows + tensor.shape[1])

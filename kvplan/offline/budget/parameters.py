@@ -76,6 +76,11 @@ def has_gate(architecture: str) -> bool:
     return not architecture.startswith(_WITHOUT_GATE)
 
 
+def has_values_of_keys(text: ConfigView, layer: Layer) -> bool:
+    """Whether a checkpoint has no value projection for a layer, whose values are its keys."""
+    return bool(text.get("attention_k_eq_v")) and not getattr(layer, "sliding_window", None)
+
+
 def largest(value: Any) -> int:
     """A number, or the largest of a list with one for each layer or modality; 0 where none is."""
     values = value if isinstance(value, list) else [value]
@@ -117,11 +122,21 @@ class _Model:
     def language(self) -> Iterator[Parameter]:
         vocabulary = self._first("padded_vocab_size", "vocab_size")
         yield Parameter("model.embed_tokens.weight", (vocabulary, self.hidden))
+        layers, each = self.layers.num_hidden_layers, self._size_per_layer_input
+        if each:
+            entries = self._first("vocab_size_per_layer_input", default=vocabulary)
+            yield Parameter("model.embed_tokens_per_layer.weight", (entries, layers * each))
+            yield Parameter("model.per_layer_model_projection.weight", (layers * each, self.hidden))
         for index in range(self.layers.num_hidden_layers):
             for parameter in self._layer(index):
                 yield replace(parameter, name=f"model.layers.{index}.{parameter.name}")
         if not self.is_tied:
             yield Parameter("lm_head.weight", (vocabulary, self.hidden))
+
+    @property
+    def _size_per_layer_input(self) -> int:
+        """Elements of a token that each layer of Gemma 4 looks up for itself, or 0."""
+        return self._first("hidden_size_per_layer_input") if self._is("Gemma4") else 0
 
     def encoder(self) -> Iterator[Parameter]:
         """The encoder of a model that decodes speech."""
@@ -150,7 +165,10 @@ class _Model:
 
     def _layer(self, index: int) -> Iterator[Parameter]:
         yield Parameter("norms.weight", (2 * self.hidden,))
-        mixers = self.mixers.get(index, [])
+        if each := self._size_per_layer_input:
+            yield Parameter("per_layer_input_gate.weight", (each, self.hidden))
+            yield Parameter("per_layer_projection.weight", (self.hidden, each))
+        mixers = self.mixers.get(index) or self._of_owner(index)
         kinds = {type(mixer) for mixer in mixers}
         if any(isinstance(mixer, CustomLayer) for mixer in mixers) and self._is("DeepseekV4"):
             yield from self._deepseek_v4()
@@ -161,7 +179,8 @@ class _Model:
         else:
             for mixer in mixers:
                 if not isinstance(mixer, StateLayer):
-                    yield from self._attention(mixer)
+                    has_keys = not (self._is("Gemma4") and self._shares(index))
+                    yield from self._attention(mixer, has_keys=has_keys)
         for mixer in mixers:
             if isinstance(mixer, StateLayer):
                 yield from self._state(mixer)
@@ -176,9 +195,22 @@ class _Model:
                 yield from self._mlp("mlp", self._first("intermediate_size"))
         else:
             width = self._first("intermediate_size_mlp", "intermediate_size", "ffn_hidden_size")
-            yield from self._mlp("mlp", width or 4 * self.hidden)
+            wider = 1 + bool(self._shares(index) and self.text.get("use_double_wide_mlp"))
+            yield from self._mlp("mlp", wider * (width or 4 * self.hidden))
 
-    def _attention(self, layer: Layer) -> Iterator[Parameter]:
+    def _shares(self, index: int) -> bool:
+        """Whether a layer attends to keys and values of an earlier one."""
+        return index >= self.layers.num_hidden_layers - self._first("num_kv_shared_layers")
+
+    def _of_owner(self, index: int) -> list[Layer]:
+        """The attention of the last layer of the same kind that has a cache of its own."""
+        kinds = self.text.get("layer_types") or ()
+        if not self._shares(index) or index >= len(kinds):
+            return []
+        owners = [i for i in self.mixers if i < index and kinds[i] == kinds[index]]
+        return self.mixers[max(owners)] if owners else []
+
+    def _attention(self, layer: Layer, *, has_keys: bool) -> Iterator[Parameter]:
         hidden, heads = self.hidden, self.text.num_heads
         head = getattr(layer, "head_size", self.text.head_size)
         value_head = getattr(layer, "head_size_v", None) or head
@@ -186,10 +218,11 @@ class _Model:
         if self._is("MiMoV2") and getattr(layer, "sliding_window", None):
             heads = self._first("swa_num_attention_heads", default=heads)
         gate = 2 if self._is("Qwen3Next", "Qwen3_5") else 1
-        rows = {"q_proj": gate * heads * head, "k_proj": kv_heads * head}
-        is_shared = self.text.get("attention_k_eq_v") and not getattr(layer, "sliding_window", None)
-        if not is_shared:
-            rows["v_proj"] = kv_heads * value_head
+        rows = {"q_proj": gate * heads * head}
+        if has_keys:
+            rows["k_proj"] = kv_heads * head
+            if not has_values_of_keys(self.text, layer):
+                rows["v_proj"] = kv_heads * value_head
         for name, count in rows.items():
             yield Parameter(f"self_attn.{name}.weight", (count, hidden))
             if self.text.get("attention_bias") or self._is(*_WITH_QKV_BIAS):
@@ -310,6 +343,10 @@ class _Model:
             yield from self._mlp("mlp.shared_experts", shared)
 
 
+#: Positions on an axis where the config does not say.
+_GEMMA4_POSITIONS = 10240
+
+
 @dataclass(frozen=True)
 class Tower:
     """A vision tower of usual build.
@@ -320,6 +357,8 @@ class Tower:
         width: Width of its MLP.
         gated: Whether that has a gate.
         mergers: MLPs that make tokens of four patches each.
+        positions: Rows of tables of positions, for both axes.
+        is_split: Whether ranks divide it.
     """
 
     depth: int
@@ -327,6 +366,8 @@ class Tower:
     width: int
     gated: bool = False
     mergers: int = 0
+    positions: int = 0
+    is_split: bool = True
 
 
 def is_multimodal(root: ConfigView, text: ConfigView) -> bool:
@@ -346,7 +387,9 @@ def tower_of(root: ConfigView) -> Tower | None:
             width = int(hidden * (vision.get("mlp_ratio") or 0))
         if depth and hidden and width:
             gated = vision.values.get("hidden_act") in ("silu", "swiglu")
-            gated = gated or vision.values.get("model_type") == "gemma4_vision"
+            if vision.values.get("model_type") == "gemma4_vision":
+                rows = 2 * (vision.optional_size("position_embedding_size") or _GEMMA4_POSITIONS)
+                return Tower(depth, hidden, width, gated=True, positions=rows, is_split=False)
             return Tower(depth, hidden, width, gated, int("spatial_merge_size" in values))
     return _usual_towers().get(root.model_type)
 
@@ -367,6 +410,8 @@ def _tower(root: ConfigView, text: ConfigView) -> Iterator[Parameter]:
     yield Parameter("vision_tower.out_proj.weight", (hidden, hidden), copies=depth)
     yield Parameter("vision_tower.fc1.weight", (width, hidden), copies=depth * (1 + tower.gated))
     yield Parameter("vision_tower.fc2.weight", (hidden, width), copies=depth)
+    if tower.positions:
+        yield Parameter("vision_tower.positions", (tower.positions, hidden))
     if tower.mergers:
         yield Parameter("vision_tower.merger.fc1.weight", (merged, merged), copies=tower.mergers)
         yield Parameter("vision_tower.merger.fc2.weight", (out, merged), copies=tower.mergers)

@@ -16,7 +16,7 @@ from kvplan.offline.budget.parameters import Parameter
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _TOWER = re.compile(r"(?:^|\.)(?:vision|visual|audio|image|mm_|multi_modal|vit)|^encoder\.")
-_EMBEDDING = re.compile(r"embed_tokens|word_embeddings|\bwte\b|tok_embeddings|embed_in")
+_EMBEDDING = re.compile(r"embed_tokens\b|word_embeddings|\bwte\b|tok_embeddings|embed_in")
 _HEAD = re.compile(r"lm_head|embed_out|output_layer|^output\.")
 _KEY_VALUE = re.compile(r"\.(?:k_proj|v_proj|key|value)\.")
 _EXPERT = re.compile(r"\.experts\.")
@@ -24,7 +24,7 @@ _SPLIT = re.compile(
     r"\.(?:q_proj|qkv_proj|query_key_value|qkv|c_attn|Wqkv|wqkv|gate_proj|up_proj|gate_up_proj|w1|w2"
     r"|w3|fc1|fc2|c_fc|linear_fc1|linear_fc2|dense_h_to_4h|dense_4h_to_h|q_b_proj|kv_b_proj|o_proj"
     r"|o_a_proj|o_b_proj|down_proj|c_proj|dense|wo|out_proj|in_proj|in_proj_\w+|x_proj|dt_proj"
-    r"|conv1d|A_log|g_proj|proj)(?:\.|$|_blocks|_scales|_bias)"
+    r"|conv1d|A_log|g_proj|proj|per_layer_model_projection)(?:\.|$|_blocks|_scales|_bias)"
 )
 #: vLLM pads vocabularies to a multiple of this before ranks divide them.
 VOCABULARY_PADDING = 64
@@ -42,6 +42,7 @@ class Placement:
         data_parallel_size: DP ranks, over which experts are spread, too.
         expert_parallel: Whether whole experts are given to ranks.
         is_tied: Whether the output is the embedding, which the last stage then holds as well.
+        splits_tower: Whether ranks divide the vision tower, too.
     """
 
     tensor_parallel_size: int
@@ -51,6 +52,7 @@ class Placement:
     data_parallel_size: int = 1
     expert_parallel: bool = False
     is_tied: bool = False
+    splits_tower: bool = True
 
     @property
     def is_first(self) -> bool:
@@ -70,13 +72,16 @@ def elements_on_rank(parameter: Parameter, place: Placement) -> float:
     if name.startswith("mtp.") or ".mtp." in name:
         return 0
     if _TOWER.search(name):
-        return elements / (ranks if _SPLIT.search(name) else 1) if place.is_first else 0
+        owners = ranks if place.splits_tower and _SPLIT.search(name) else 1
+        return elements / owners if place.is_first else 0
     layer = _LAYER.search(name)
     if layer is not None and int(layer[1]) not in place.stage:
         return 0
     if layer is None and _EMBEDDING.search(name):
         needed = place.is_first or (place.is_last and place.is_tied)
         return _vocabulary(parameter, ranks) if needed else 0
+    if "embed_tokens_per_layer" in name:
+        return _vocabulary(parameter, ranks)
     if layer is None and _HEAD.search(name):
         return _vocabulary(parameter, ranks) if place.is_last else 0
     if _EXPERT.search(name):

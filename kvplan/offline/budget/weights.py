@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kvplan.offline.budget.checkpoint import (
     INDEX,
@@ -12,14 +13,20 @@ from kvplan.offline.budget.checkpoint import (
     hub_tensors,
     indexed_bytes,
 )
-from kvplan.offline.budget.parameters import Parameter, parameters
+from kvplan.offline.budget.parameters import (
+    Parameter,
+    has_values_of_keys,
+    is_multimodal,
+    parameters,
+    tower_of,
+)
 from kvplan.offline.budget.quantization import quantized
 from kvplan.offline.budget.sharding import Placement, bytes_on_rank, mtp_tensors, stored_bytes
 from kvplan.offline.models.config_file import builtin_models, model_on_hub, snapshot_directory
 from kvplan.offline.models.config_view import MAX_LAYERS, ConfigView
 from kvplan.offline.models.drafter_method import WITHOUT_CACHE, speculative_method
 from kvplan.offline.models.errors import ModelError
-from kvplan.offline.models.layers import MLALayer
+from kvplan.offline.models.layers import AttentionLayer, MLALayer
 from kvplan.offline.models.options import ModelOptions
 from kvplan.offline.models.parallel import pipeline_stages
 from kvplan.offline.models.plan_input import ModelConfig, ReadLayers, load, read_layers
@@ -83,7 +90,7 @@ def weights_on_ranks(
         held = [int(size * total_bytes / whole) for size in held]
     if source != "given":
         held = [
-            size + _made_after_loading(read, place, itemsize)
+            size + _made_after_loading(read, options, place, itemsize)
             for size, place in zip(held, places, strict=True)
         ]
     held[-1] += _drafter_bytes(options, drafting, places[-1], itemsize)
@@ -165,6 +172,7 @@ def rank_places(
         num_layers, options.pipeline_parallel_size, options.pipeline_layer_partition
     )
     is_tied = not any("lm_head" in tensor.name for tensor in tensors)
+    tower = tower_of(read.root)
     return [
         Placement(
             tensor_parallel_size=options.tensor_parallel_size,
@@ -174,6 +182,7 @@ def rank_places(
             data_parallel_size=data_parallel_size,
             expert_parallel=expert_parallel,
             is_tied=is_tied,
+            splits_tower=tower is None or tower.is_split,
         )
         for stage in stages
     ]
@@ -183,51 +192,70 @@ def _kv_heads(read: ReadLayers) -> int:
     return 1 if read.layers.is_attention_free else read.text.num_kv_heads
 
 
-def _made_after_loading(read: ReadLayers, place: Placement, itemsize: int) -> int:
+def _made_after_loading(
+    read: ReadLayers, options: ModelOptions, place: Placement, itemsize: int
+) -> int:
     """Tables and copies that no checkpoint holds.
 
     A rotary table spans all positions. Latent attention keeps the two halves of its projection from
-    the latent beside it, in the model's dtype.
+    the latent beside it, in the model's dtype. Where values are the keys, the projection is loaded
+    as both. A multimodal Gemma 4 keeps what its layers look up for a step's tokens.
     Mirrors vllm/model_executor/layers/rotary_embedding and
     vllm/model_executor/layers/attention/mla_attention.py::MLAAttention
-    .process_weights_after_loading (0.33).
+    .process_weights_after_loading, and vllm/model_executor/models/gemma4_mm.py (0.33).
     """
-    text = read.text
-    latents = [
-        layer
-        for layer in read.layers.layers
-        if isinstance(layer, MLALayer) and layer.index in place.stage
-    ]
+    text, ranks = read.text, place.tensor_parallel_size
+    here = [layer for layer in read.layers.layers if layer.index in place.stage]
     copies = 0
-    if latents:
-        width = (text.get("qk_nope_head_dim") or 0) + (text.get("v_head_dim") or 0)
-        heads = text.num_heads // place.tensor_parallel_size
-        copies = len(latents) * heads * width * (text.get("kv_lora_rank") or 0) * itemsize
-    return copies + _rotary_table(read) * itemsize
+    for layer in here:
+        if isinstance(layer, MLALayer):
+            width = (text.get("qk_nope_head_dim") or 0) + (text.get("v_head_dim") or 0)
+            copies += text.num_heads // ranks * width * (text.get("kv_lora_rank") or 0)
+        elif isinstance(layer, AttentionLayer) and has_values_of_keys(text, layer):
+            heads = layer.num_kv_heads / min(ranks, layer.num_kv_heads)
+            copies += int(heads * layer.head_size * text.size("hidden_size"))
+    looked_up = text.get("hidden_size_per_layer_input") or 0
+    if looked_up and is_multimodal(read.root, text):
+        copies += looked_up * read.layers.num_hidden_layers * options.max_num_batched_tokens
+    return (copies + _rotary_tables(read)) * itemsize
 
 
-def _rotary_table(read: ReadLayers) -> int:
+def _rotary_tables(read: ReadLayers) -> int:
     """Elements of the tables of sines and cosines.
 
     Linear scaling spans as many positions more, and positions in time and space four times as many;
-    layers with windows may turn at a base of their own, and have a table of their own.
+    kinds of layers that turn at a base of their own have a table of their own.
     """
     text = read.text
     positions = text.get("max_position_embeddings") or 0
-    rope = text.get("qk_rope_head_dim")
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    if not rope:
-        try:
-            head = text.head_size
-        except ValueError:
-            return 0
-        part = text.get("partial_rotary_factor") or scaling.get("partial_rotary_factor") or 1
-        rope = int(head * part)
-    tables = 1
-    if (scaling.get("rope_type") or scaling.get("type")) == "linear":
-        tables = scaling.get("factor") or 1
+    kinds = {kind: own for kind, own in scaling.items() if isinstance(own, dict)}
+    if kinds:
+        return int(positions * sum(_rotated(text, k, v) * _times(v) for k, v in kinds.items()))
+    tables = _times(scaling)
     if text.model_type.startswith("gemma3"):
         tables += 1
     if "mrope_section" in scaling or read.root.model_type.startswith(_ROTATED_IN_SPACE):
         tables = 4
-    return int(tables * positions * rope)
+    return int(tables * positions * _rotated(text, "", scaling))
+
+
+def _times(scaling: dict[str, Any]) -> float:
+    is_linear = (scaling.get("rope_type") or scaling.get("type")) == "linear"
+    return scaling.get("factor") or 1 if is_linear else 1
+
+
+def _rotated(text: ConfigView, kind: str, scaling: dict[str, Any]) -> int:
+    """Elements of a head that are turned; a proportional table has those that stand still, too."""
+    if rope := text.get("qk_rope_head_dim"):
+        return int(rope)
+    try:
+        head = text.head_size
+    except ValueError:
+        return 0
+    if kind == "full_attention":
+        head = text.get("global_head_dim") or head
+    if scaling.get("rope_type") == "proportional":
+        return head
+    part = text.get("partial_rotary_factor") or scaling.get("partial_rotary_factor") or 1
+    return int(head * part)
