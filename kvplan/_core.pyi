@@ -196,9 +196,7 @@ class KVCacheSpec:
     """
     @staticmethod
     def merge(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        (cls: object, specs: collections.abc.Iterable) -> object
-        """
+        """(cls: object, specs: collections.abc.Iterable) -> object"""
     def __copy__(self) -> typing.Any: ...
     def __deepcopy__(self, arg0: typing.Any) -> typing.Any: ...
     def __eq__(self, arg0: object) -> bool: ...
@@ -206,96 +204,60 @@ class KVCacheSpec:
     def __reduce__(self) -> tuple: ...
     def __repr__(self) -> str: ...
     def _fields(self) -> dict:
-        """
-        All fields by name.
-        """
+        """All fields by name."""
     def copy_with_new_block_size(self, block_size: int) -> typing.Any: ...
     def get_block_stride_alignment(self) -> int:
-        """
-        Bytes that the stride between physical blocks must be a multiple of.
-        """
+        """Bytes that the stride between physical blocks must be a multiple of."""
     def get_num_kernel_states(self, kernel_block_size: int) -> int:
-        """
-        States of a kernel block of that many tokens.
-        """
+        """States of a kernel block of that many tokens."""
     def is_uniform_with_collection(self, kv_cache_specs: dict) -> bool:
-        """
-        Whether all these layers need the same token slots as this.
-        """
+        """Whether all these layers need the same token slots as this."""
     def max_memory_usage_bytes(self, vllm_config: typing.Any) -> int:
-        """
-        Bytes that one request of max_model_len tokens holds.
-        """
+        """Bytes that one request of max_model_len tokens holds."""
     def max_num_blocks_per_req(self, vllm_config: typing.Any, max_len: int) -> int:
-        """
-        Block table entries of one request.
-        """
+        """Block table entries of one request."""
     def replace(self, **kwargs: typing.Any) -> typing.Any:
-        """
-        A copy with the given fields changed.
-        """
+        """A copy with the given fields changed."""
     def to_dict(self) -> dict:
-        """
-        The class name as `kind`, and the fields that matter.
-        """
+        """The class name as `kind`, and the fields that matter."""
     @property
     def block_size(self) -> typing.Any: ...
     @property
     def block_stride_alignment(self) -> typing.Any: ...
     @property
     def block_table_token_alignment(self) -> int | None:
-        """
-        Tokens that a block table row is padded to, or None.
-        """
+        """Tokens that a block table row is padded to, or None."""
     @property
     def dcp_sharded(self) -> typing.Any: ...
     @property
     def has_layer_views(self) -> bool:
-        """
-        Whether allocation makes per-layer views.
-        """
+        """Whether allocation makes per-layer views."""
     @property
     def is_draft(self) -> typing.Any: ...
     @property
     def num_heads(self) -> int:
-        """
-        H of the logical [B, H, N, C] page.
-        """
+        """H of the logical [B, H, N, C] page."""
     @property
     def num_states(self) -> int:
-        """
-        N of the logical page: states of a block.
-        """
+        """N of the logical page: states of a block."""
     @property
     def page_size_bytes(self) -> int:
-        """
-        Bytes of one block of one layer, padding included.
-        """
+        """Bytes of one block of one layer, padding included."""
     @property
     def prefix_cacheable(self) -> bool:
-        """
-        Whether its group takes part in prefix caching.
-        """
+        """Whether its group takes part in prefix caching."""
     @property
     def prefix_replay_tokens(self) -> int:
-        """
-        Tokens replayed after a prefix hit.
-        """
+        """Tokens replayed after a prefix hit."""
     @property
     def state_content_size_bytes(self) -> int:
-        """
-        C of the logical page, in bytes.
-        """
+        """C of the logical page, in bytes."""
     @property
     def uses_slot_mapping(self) -> bool:
-        """
-        Whether the worker computes a slot mapping.
-        """
+        """Whether the worker computes a slot mapping."""
 
 class AttentionSpec(KVCacheSpec):
-    """
-    Mirrors vllm/v1/kv_cache_interface.py::AttentionSpec (0.33).
-    """
+    """Mirrors vllm/v1/kv_cache_interface.py::AttentionSpec (0.33)."""
     @property
     def dtype(self) -> typing.Any: ...
     @property
@@ -314,23 +276,17 @@ class AttentionSpec(KVCacheSpec):
     def page_size_padded(self) -> typing.Any: ...
     @property
     def real_page_size_bytes(self) -> int:
-        """
-        Bytes of a page's content.
-        """
+        """Bytes of a page's content."""
     @property
     def state_content_bytes(self) -> typing.Any: ...
     @property
     def tokens_per_state(self) -> typing.Any: ...
     @property
     def unpadded_page_size_bytes(self) -> int:
-        """
-        Bytes of a page's content.
-        """
+        """Bytes of a page's content."""
 
 class FullAttentionSpec(AttentionSpec):
-    """
-    Mirrors vllm/v1/kv_cache_interface.py::FullAttentionSpec (0.33).
-    """
+    """Mirrors vllm/v1/kv_cache_interface.py::FullAttentionSpec (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
     def attention_chunk_size(self) -> typing.Any: ...
@@ -340,9 +296,7 @@ class FullAttentionSpec(AttentionSpec):
     def sliding_window(self) -> typing.Any: ...
 
 class MLAAttentionSpec(FullAttentionSpec):
-    """
-    Mirrors vllm/v1/kv_cache_interface.py::MLAAttentionSpec (0.33).
-    """
+    """Mirrors vllm/v1/kv_cache_interface.py::MLAAttentionSpec (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
     def alignment(self) -> typing.Any: ...
@@ -360,66 +314,48 @@ class MLAAttentionSpec(FullAttentionSpec):
     def topk_buffer_width(self) -> typing.Any: ...
 
 class HiddenStateCacheSpec(MLAAttentionSpec):
-    """
-    Mirrors vllm/v1/kv_cache_interface.py::HiddenStateCacheSpec (0.33).
-    """
+    """Mirrors vllm/v1/kv_cache_interface.py::HiddenStateCacheSpec (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
 
 class RSWASpec(FullAttentionSpec):
-    """
-    Mirrors vllm/v1/kv_cache_interface.py::RSWASpec (0.33).
-    """
+    """Mirrors vllm/v1/kv_cache_interface.py::RSWASpec (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
     def rswa_window(self) -> typing.Any: ...
 
 class SinkFullAttentionSpec(FullAttentionSpec):
-    """
-    Mirrors vllm/v1/kv_cache_interface.py::SinkFullAttentionSpec (0.33).
-    """
+    """Mirrors vllm/v1/kv_cache_interface.py::SinkFullAttentionSpec (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
     def sink_len(self) -> typing.Any: ...
 
 class ChunkedLocalAttentionSpec(AttentionSpec):
-    """
-    Mirrors vllm/v1/kv_cache_interface.py::ChunkedLocalAttentionSpec (0.33).
-    """
+    """Mirrors vllm/v1/kv_cache_interface.py::ChunkedLocalAttentionSpec (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     def max_admission_blocks_per_request(
         self: KVCacheSpec, max_in_flight_tokens: int, max_model_len: int
     ) -> int:
-        """
-        Blocks that the scheduler lets one request hold at once.
-        """
+        """Blocks that the scheduler lets one request hold at once."""
     @property
     def attention_chunk_size(self) -> typing.Any: ...
 
 class SlidingWindowSpec(AttentionSpec):
-    """
-    Mirrors vllm/v1/kv_cache_interface.py::SlidingWindowSpec (0.33).
-    """
+    """Mirrors vllm/v1/kv_cache_interface.py::SlidingWindowSpec (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     def max_admission_blocks_per_request(
         self: KVCacheSpec, max_in_flight_tokens: int, max_model_len: int
     ) -> int:
-        """
-        Blocks that the scheduler lets one request hold at once.
-        """
+        """Blocks that the scheduler lets one request hold at once."""
     @property
     def extra_retained_tokens(self) -> typing.Any: ...
     @property
     def num_retained_tokens(self) -> int:
-        """
-        Tokens below the first scheduled position that stay readable.
-        """
+        """Tokens below the first scheduled position that stay readable."""
     @property
     def sliding_window(self) -> typing.Any: ...
 
 class SlidingWindowMLASpec(SlidingWindowSpec):
-    """
-    Mirrors vllm/v1/kv_cache_interface.py::SlidingWindowMLASpec (0.33).
-    """
+    """Mirrors vllm/v1/kv_cache_interface.py::SlidingWindowMLASpec (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
     def alignment(self) -> typing.Any: ...
@@ -431,27 +367,19 @@ class SlidingWindowMLASpec(SlidingWindowSpec):
     def model_version(self) -> typing.Any: ...
 
 class CircularBufferSpec(AttentionSpec):
-    """
-    Mirrors vllm/v1/kv_cache_interface.py::CircularBufferSpec (0.33).
-    """
+    """Mirrors vllm/v1/kv_cache_interface.py::CircularBufferSpec (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
 
 class EncoderOnlyAttentionSpec(AttentionSpec):
-    """
-    Mirrors vllm/v1/kv_cache_interface.py::EncoderOnlyAttentionSpec (0.33).
-    """
+    """Mirrors vllm/v1/kv_cache_interface.py::EncoderOnlyAttentionSpec (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
 
 class CrossAttentionSpec(AttentionSpec):
-    """
-    Mirrors vllm/v1/kv_cache_interface.py::CrossAttentionSpec (0.33).
-    """
+    """Mirrors vllm/v1/kv_cache_interface.py::CrossAttentionSpec (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
 
 class MambaSpec(KVCacheSpec):
-    """
-    Mirrors vllm/v1/kv_cache_interface.py::MambaSpec (0.33).
-    """
+    """Mirrors vllm/v1/kv_cache_interface.py::MambaSpec (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
     def dtypes(self) -> typing.Any: ...
@@ -469,9 +397,7 @@ class MambaSpec(KVCacheSpec):
     def prefill_checkpoint_alignment(self) -> typing.Any: ...
     @property
     def real_page_size_bytes(self) -> int:
-        """
-        Bytes of the states.
-        """
+        """Bytes of the states."""
     @property
     def shapes(self) -> typing.Any: ...
     @property
@@ -480,9 +406,7 @@ class MambaSpec(KVCacheSpec):
     def tp_replicated(self) -> typing.Any: ...
 
 class HiSparseHotSpec(KVCacheSpec):
-    """
-    Mirrors vllm/v1/kv_cache_interface.py::HiSparseHotSpec (0.33).
-    """
+    """Mirrors vllm/v1/kv_cache_interface.py::HiSparseHotSpec (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
     def blocks_per_request(self) -> typing.Any: ...
@@ -490,23 +414,17 @@ class HiSparseHotSpec(KVCacheSpec):
     def page_size(self) -> typing.Any: ...
 
 class HiSparseResidentSpec(KVCacheSpec):
-    """
-    Mirrors vllm/v1/kv_cache_interface.py::HiSparseResidentSpec (0.33).
-    """
+    """Mirrors vllm/v1/kv_cache_interface.py::HiSparseResidentSpec (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     def max_admission_blocks_per_request(
         self: KVCacheSpec, max_in_flight_tokens: int, max_model_len: int
     ) -> int:
-        """
-        Blocks that the scheduler lets one request hold at once.
-        """
+        """Blocks that the scheduler lets one request hold at once."""
     @property
     def page_size(self) -> typing.Any: ...
 
 class CustomSpec(KVCacheSpec):
-    """
-    A plugin's own cache as numbers: page_size in bytes for block_size tokens, the class it stands for (custom_class), the class whose group it may share (uniform_type_base, by default its own), whether a larger block has a larger page, and a CustomDemand.
-    """
+    """A plugin's own cache as numbers: page_size in bytes for block_size tokens, the class it stands for (custom_class), the class whose group it may share (uniform_type_base, by default its own), whether a larger block has a larger page, and a CustomDemand."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     @property
     def custom_class(self) -> typing.Any: ...
@@ -538,9 +456,7 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
     def get_max_layers_per_page_size(self) -> int: ...
     def max_memory_usage_bytes(self, vllm_config: typing.Any) -> int: ...
     def max_memory_usage_pages(self, vllm_config: typing.Any) -> int:
-        """
-        Pages that one request of max_model_len tokens holds.
-        """
+        """Pages that one request of max_model_len tokens holds."""
     def max_num_blocks_per_req(self, vllm_config: typing.Any, max_len: int) -> int: ...
     @property
     def block_table_token_alignment(self) -> typing.Any: ...
@@ -550,9 +466,7 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
     def kv_cache_specs(self) -> dict: ...
     @property
     def page_size_bytes(self) -> int:
-        """
-        Bytes of one block of all layers together.
-        """
+        """Bytes of one block of all layers together."""
     @property
     def prefix_cacheable(self) -> bool: ...
     @property
@@ -574,13 +488,9 @@ class PlanningConfig:
     def __reduce__(self) -> tuple: ...
     def __repr__(self) -> str: ...
     def replace(self, **kwargs: typing.Any) -> PlanningConfig:
-        """
-        A copy with the given fields changed.
-        """
+        """A copy with the given fields changed."""
     def to_dict(self) -> dict:
-        """
-        The fields that are not at their defaults.
-        """
+        """The fields that are not at their defaults."""
     @property
     def attention_kernel_block_sizes(self) -> typing.Any: ...
     @property
@@ -647,87 +557,57 @@ class PlanningConfig:
     def use_eagle_block_drop(self) -> typing.Any: ...
 
 class GroupReport:
-    """
-    One group's share of a request.
-    """
+    """One group's share of a request."""
     def __reduce__(self) -> tuple: ...
     def __repr__(self) -> str: ...
     @property
     def block_size(self) -> int:
-        """
-        Tokens of a block.
-        """
+        """Tokens of a block."""
     @property
     def content_bytes(self) -> int:
-        """
-        Bytes of one block that hold states.
-        """
+        """Bytes of one block that hold states."""
     @property
     def is_eagle_group(self) -> bool: ...
     @property
     def kind(self) -> str:
-        """
-        Spec class of its layers.
-        """
+        """Spec class of its layers."""
     @property
     def layer_names(self) -> list: ...
     @property
     def max_safe_block_id_bytes(self) -> int:
-        """
-        The largest of this group's block ids whose page begins below byte 2**31.
-        """
+        """The largest of this group's block ids whose page begins below byte 2**31."""
     @property
     def max_safe_block_id_elements(self) -> int:
-        """
-        The largest of this group's block ids whose page begins below element 2**31.
-        """
+        """The largest of this group's block ids whose page begins below element 2**31."""
     @property
     def num_layers(self) -> int: ...
     @property
     def padding_bytes(self) -> int:
-        """
-        Bytes of one block that hold nothing.
-        """
+        """Bytes of one block that hold nothing."""
     @property
     def page_size_bytes(self) -> int:
-        """
-        Bytes of one block that this group's pages take on the limiting worker.
-        """
+        """Bytes of one block that this group's pages take on the limiting worker."""
     @property
     def pages_fixed(self) -> int:
-        """
-        Blocks of these that do not grow with the length any more.
-        """
+        """Blocks of these that do not grow with the length any more."""
     @property
     def pages_per_request(self) -> int:
-        """
-        Blocks that one request of the planned length holds.
-        """
+        """Blocks that one request of the planned length holds."""
     @property
     def pool_blocks_per_request(self) -> int:
-        """
-        Whole blocks of the pool that the blocks of one request take.
-        """
+        """Whole blocks of the pool that the blocks of one request take."""
     @property
     def slice_bytes(self) -> int:
-        """
-        Bytes of one block of this group: its share of a block of the pool.
-        """
+        """Bytes of one block of this group: its share of a block of the pool."""
     @property
     def slices(self) -> int:
-        """
-        Blocks of this group in one block of the pool.
-        """
+        """Blocks of this group in one block of the pool."""
     @property
     def tokens_per_page(self) -> typing.Any:
-        """
-        Tokens after which the group needs another block; None where it stops growing.
-        """
+        """Tokens after which the group needs another block; None where it stops growing."""
 
 class WorkerReport:
-    """
-    What one worker has and needs.
-    """
+    """What one worker has and needs."""
     def __reduce__(self) -> tuple: ...
     def __repr__(self) -> str: ...
     @property
@@ -736,60 +616,40 @@ class WorkerReport:
     def bytes_per_block(self) -> int: ...
     @property
     def effective_bytes(self) -> int:
-        """
-        Available bytes, or what num_gpu_blocks_override takes.
-        """
+        """Available bytes, or what num_gpu_blocks_override takes."""
     @property
     def max_model_len(self) -> int:
-        """
-        The longest request that would fit this worker.
-        """
+        """The longest request that would fit this worker."""
     @property
     def num_blocks(self) -> int:
-        """
-        Blocks that this worker alone could have.
-        """
+        """Blocks that this worker alone could have."""
     @property
     def num_layers(self) -> int: ...
     @property
     def request_bytes(self) -> int:
-        """
-        Bytes that one request of the planned length holds.
-        """
+        """Bytes that one request of the planned length holds."""
 
 class TensorView:
-    """
-    Where the layers of one tensor lie, in bytes.
-    """
+    """Where the layers of one tensor lie, in bytes."""
     def __reduce__(self) -> tuple: ...
     def __repr__(self) -> str: ...
     @property
     def group(self) -> int:
-        """
-        Index of the group whose block ids count its blocks.
-        """
+        """Index of the group whose block ids count its blocks."""
     @property
     def layer_names(self) -> list: ...
     @property
     def offset(self) -> int:
-        """
-        Bytes from the buffer's beginning.
-        """
+        """Bytes from the buffer's beginning."""
     @property
     def shape(self) -> tuple:
-        """
-        [L, B, H, N, C]: layers, blocks, heads, states of a block, bytes of a state.
-        """
+        """[L, B, H, N, C]: layers, blocks, heads, states of a block, bytes of a state."""
     @property
     def strides(self) -> tuple:
-        """
-        Bytes between neighbours of each axis.
-        """
+        """Bytes between neighbours of each axis."""
 
 class Plan:
-    """
-    The KV cache of all workers, and why it is as it is.
-    """
+    """The KV cache of all workers, and why it is as it is."""
     def __reduce__(self) -> tuple: ...
     def __repr__(self) -> str: ...
     def _kv_cache_groups(self, arg0: int) -> list: ...
@@ -803,42 +663,26 @@ class Plan:
         groups cut blocks into slices.
         """
     def max_concurrency_at(self, max_model_len: int) -> float:
-        """
-        Requests of so many tokens at once, by vLLM's formula as max_concurrency.
-        """
+        """Requests of so many tokens at once, by vLLM's formula as max_concurrency."""
     def request_blocks_at(self, max_model_len: int) -> int:
-        """
-        Blocks of the pool that one request of so many tokens holds, whole ones for each group.
-        """
+        """Blocks of the pool that one request of so many tokens holds, whole ones for each group."""
     def views(self, worker: int = 0) -> list:
-        """
-        A TensorView for each tensor of a worker's buffer, but those of HiSparse pages.
-        """
+        """A TensorView for each tensor of a worker's buffer, but those of HiSparse pages."""
     @property
     def block_sizes(self) -> tuple[int, int]:
-        """
-        (tokens between scheduler decisions, tokens of a block hash).
-        """
+        """(tokens between scheduler decisions, tokens of a block hash)."""
     @property
     def bytes_per_block(self) -> int:
-        """
-        Bytes of a block on the limiting worker.
-        """
+        """Bytes of a block on the limiting worker."""
     @property
     def bytes_per_token(self) -> float:
-        """
-        Bytes of a token in groups that grow.
-        """
+        """Bytes of a token in groups that grow."""
     @property
     def capacity_tokens(self) -> int:
-        """
-        Tokens of the cache, by vLLM's formula.
-        """
+        """Tokens of the cache, by vLLM's formula."""
     @property
     def config(self) -> PlanningConfig:
-        """
-        With the fitted length.
-        """
+        """With the fitted length."""
     @property
     def encoder_tokens_per_request(self) -> typing.Any:
         """
@@ -847,254 +691,158 @@ class Plan:
         """
     @property
     def fixed_bytes_per_request(self) -> int:
-        """
-        Bytes of a request in groups that have stopped growing.
-        """
+        """Bytes of a request in groups that have stopped growing."""
     @property
     def groups(self) -> list:
-        """
-        A GroupReport for each group.
-        """
+        """A GroupReport for each group."""
     @property
     def kv_cache_configs(self) -> list:
-        """
-        A fresh KVCacheConfig for each worker.
-        """
+        """A fresh KVCacheConfig for each worker."""
     @property
     def kv_cache_groups(self) -> list:
-        """
-        The groups of the whole model.
-        """
+        """The groups of the whole model."""
     @property
     def limiting_group(self) -> int:
-        """
-        The group that holds most of a request.
-        """
+        """The group that holds most of a request."""
     @property
     def limiting_worker(self) -> int:
-        """
-        The worker that holds the fewest requests.
-        """
+        """The worker that holds the fewest requests."""
     @property
     def max_concurrency(self) -> float:
-        """
-        Requests of the planned length at once, by vLLM's formula.
-        """
+        """Requests of the planned length at once, by vLLM's formula."""
     @property
     def max_model_len(self) -> int:
-        """
-        Planned length in tokens; with auto_fit, the fitted one.
-        """
+        """Planned length in tokens; with auto_fit, the fitted one."""
     @property
     def max_safe_block_id_bytes(self) -> int:
-        """
-        The largest block id whose page begins below byte 2**31.
-        """
+        """The largest block id whose page begins below byte 2**31."""
     @property
     def max_safe_block_id_elements(self) -> int:
-        """
-        The largest block id whose page begins below element 2**31.
-        """
+        """The largest block id whose page begins below element 2**31."""
     @property
     def next_token_bytes(self) -> int:
-        """
-        Bytes that a request of one token more holds in addition.
-        """
+        """Bytes that a request of one token more holds in addition."""
     @property
     def notices(self) -> list:
-        """
-        (level, message) pairs, warnings included.
-        """
+        """(level, message) pairs, warnings included."""
     @property
     def num_blocks(self) -> int:
-        """
-        Blocks of every worker.
-        """
+        """Blocks of every worker."""
     @property
     def prefix_cache_retention_interval(self) -> typing.Any: ...
     @property
     def request_blocks(self) -> int:
-        """
-        Blocks of one request, all groups together.
-        """
+        """Blocks of one request, all groups together."""
     @property
     def request_bytes(self) -> int:
-        """
-        Bytes of one request on the limiting worker.
-        """
+        """Bytes of one request on the limiting worker."""
     @property
     def requested_max_model_len(self) -> int: ...
     @property
     def steady_capacity_tokens(self) -> int:
-        """
-        Tokens of that many requests.
-        """
+        """Tokens of that many requests."""
     @property
     def steady_concurrency(self) -> float:
-        """
-        Requests at once when in-flight tokens are counted once per engine.
-        """
+        """Requests at once when in-flight tokens are counted once per engine."""
     @property
     def usable_blocks(self) -> int:
-        """
-        Blocks without the null block.
-        """
+        """Blocks without the null block."""
     @property
     def usable_capacity_tokens(self) -> int:
-        """
-        Tokens of usable_concurrency requests.
-        """
+        """Tokens of usable_concurrency requests."""
     @property
     def usable_concurrency(self) -> float:
-        """
-        The same without the null block: what runs at once.
-        """
+        """The same without the null block: what runs at once."""
     @property
     def warnings(self) -> list:
-        """
-        What a log would warn of.
-        """
+        """What a log would warn of."""
     @property
     def workers(self) -> list:
-        """
-        A WorkerReport for each worker.
-        """
+        """A WorkerReport for each worker."""
 
 class GroupingPoint:
-    """
-    One way to group a model's layers.
-    """
+    """One way to group a model's layers."""
     def __reduce__(self) -> tuple: ...
     def __repr__(self) -> str: ...
     @property
     def bound_bytes(self) -> int:
-        """
-        No grouping with as many groups takes fewer bytes than this.
-        """
+        """No grouping with as many groups takes fewer bytes than this."""
     @property
     def bytes_per_block(self) -> int:
-        """
-        Bytes of a block on the widest pipeline stage.
-        """
+        """Bytes of a block on the widest pipeline stage."""
     @property
     def is_vllm(self) -> bool:
-        """
-        Whether this is vLLM's own grouping.
-        """
+        """Whether this is vLLM's own grouping."""
     @property
     def max_layers_per_group(self) -> int:
-        """
-        Layers side by side in the largest group, on one pipeline stage.
-        """
+        """Layers side by side in the largest group, on one pipeline stage."""
     @property
     def min_request_bytes(self) -> int:
-        """
-        Bytes of a request of one token: every group pins a block at least.
-        """
+        """Bytes of a request of one token: every group pins a block at least."""
     @property
     def num_groups(self) -> int:
-        """
-        Groups, and so block tables, of a request.
-        """
+        """Groups, and so block tables, of a request."""
     @property
     def request_blocks(self) -> int:
-        """
-        Blocks of a request of the reference length, all groups together.
-        """
+        """Blocks of a request of the reference length, all groups together."""
     @property
     def request_bytes(self) -> int:
-        """
-        Bytes of a request of the reference length, on the widest pipeline stage.
-        """
+        """Bytes of a request of the reference length, on the widest pipeline stage."""
 
 class Frontier:
-    """
-    Groupings of which none beats another in groups and bytes.
-    """
+    """Groupings of which none beats another in groups and bytes."""
     def __reduce__(self) -> tuple: ...
     def __repr__(self) -> str: ...
     @property
     def chosen(self) -> GroupingPoint:
-        """
-        The point that planning with this configuration takes.
-        """
+        """The point that planning with this configuration takes."""
     @property
     def exact(self) -> bool:
-        """
-        Whether every point is proven to be the best for its number of groups.
-        """
+        """Whether every point is proven to be the best for its number of groups."""
     @property
     def lower_bound_bytes(self) -> int:
-        """
-        Bytes of a request of the reference length without any padding.
-        """
+        """Bytes of a request of the reference length without any padding."""
     @property
     def points(self) -> tuple:
-        """
-        GroupingPoint objects, fewest groups first.
-        """
+        """GroupingPoint objects, fewest groups first."""
     @property
     def reference_model_len(self) -> int:
-        """
-        Tokens of the request that the points are priced for.
-        """
+        """Tokens of the request that the points are priced for."""
     @property
     def vllm(self) -> typing.Any:
-        """
-        vLLM's own grouping; None where vLLM cannot group the model.
-        """
+        """vLLM's own grouping; None where vLLM cannot group the model."""
 
 class SlicedPoint:
-    """
-    One group a kind of cache, and the slices of the pool's blocks.
-    """
+    """One group a kind of cache, and the slices of the pool's blocks."""
     def __reduce__(self) -> tuple: ...
     def __repr__(self) -> str: ...
     @property
     def bytes_per_block(self) -> int:
-        """
-        Bytes of a block of the pool on the widest pipeline stage.
-        """
+        """Bytes of a block of the pool on the widest pipeline stage."""
     @property
     def exact(self) -> bool:
-        """
-        Whether no other slices of these groups are cheaper.
-        """
+        """Whether no other slices of these groups are cheaper."""
     @property
     def max_layers_per_group(self) -> int:
-        """
-        Layers side by side in the largest group, on one pipeline stage.
-        """
+        """Layers side by side in the largest group, on one pipeline stage."""
     @property
     def min_request_bytes(self) -> int:
-        """
-        Bytes of the slices of a request of one token.
-        """
+        """Bytes of the slices of a request of one token."""
     @property
     def num_groups(self) -> int:
-        """
-        Groups: one for each kind of cache.
-        """
+        """Groups: one for each kind of cache."""
     @property
     def request_blocks(self) -> int:
-        """
-        Whole blocks of the pool that a request of max_model_len tokens takes by itself.
-        """
+        """Whole blocks of the pool that a request of max_model_len tokens takes by itself."""
     @property
     def request_bytes(self) -> int:
-        """
-        Bytes of the slices that a request of the reference length holds, on the widest pipeline stage.
-        """
+        """Bytes of the slices that a request of the reference length holds, on the widest pipeline stage."""
     @property
     def slices(self) -> tuple:
-        """
-        Slices of each group, in group order.
-        """
+        """Slices of each group, in group order."""
 
 class BlockPoolEvent:
-    """
-    A change of the prefix cache.
-    """
+    """A change of the prefix cache."""
 
     __hash__ = None  # type: ignore
     def __eq__(self, arg0: object) -> bool: ...
@@ -1102,46 +850,30 @@ class BlockPoolEvent:
     def __repr__(self) -> str: ...
     @property
     def block_ids(self) -> list[int]:
-        """
-        The block of each hash.
-        """
+        """The block of each hash."""
     @property
     def block_size(self) -> int:
-        """
-        Tokens per hash; of a removed one, as its group's were stored last.
-        """
+        """Tokens per hash; of a removed one, as its group's were stored last."""
     @property
     def group_id(self) -> int: ...
     @property
     def hashes(self) -> list:
-        """
-        Hashes without the group id.
-        """
+        """Hashes without the group id."""
     @property
     def kind(self) -> str:
-        """
-        'stored', 'removed', 'cleared' or 'lost'.
-        """
+        """'stored', 'removed', 'cleared' or 'lost'."""
     @property
     def num_lost(self) -> int:
-        """
-        Events dropped here, since nobody had taken them ('lost').
-        """
+        """Events dropped here, since nobody had taken them ('lost')."""
     @property
     def parent_hash(self) -> typing.Any:
-        """
-        Hash before the first of `hashes`.
-        """
+        """Hash before the first of `hashes`."""
     @property
     def positions(self) -> list[int]:
-        """
-        Of each stored hash, in units of block_size from the request's start.
-        """
+        """Of each stored hash, in units of block_size from the request's start."""
     @property
     def still_cached(self) -> bool:
-        """
-        Whether the removed hash leads to another block now.
-        """
+        """Whether the removed hash leads to another block now."""
 
 class BlockPool:
     """
@@ -1170,9 +902,7 @@ class BlockPool:
     def __reduce__(self) -> tuple: ...
     def __repr__(self) -> str: ...
     def block_hash(self, block_id: int) -> typing.Any:
-        """
-        (hash, group_id), or None.
-        """
+        """(hash, group_id), or None."""
     def cache_full_blocks(
         self,
         block_ids: typing.Any,
@@ -1206,17 +936,11 @@ class BlockPool:
         False for the null block and for a boundary that a later one has replaced.
         """
     def check_invariants(self) -> None:
-        """
-        Raises BlockPoolError if the pool contradicts itself. O(num_blocks).
-        """
+        """Raises BlockPoolError if the pool contradicts itself. O(num_blocks)."""
     def evict_blocks(self, block_ids: typing.Any) -> None:
-        """
-        Drops the hashes of the blocks.
-        """
+        """Drops the hashes of the blocks."""
     def free_block_ids(self) -> numpy.ndarray:
-        """
-        Free blocks in the order in which they will be handed out, int32.
-        """
+        """Free blocks in the order in which they will be handed out, int32."""
     def free_blocks(self, block_ids: typing.Any) -> None:
         """
         One holder less for each block. Released blocks become free in the order given:
@@ -1225,38 +949,24 @@ class BlockPool:
     def get_cached_block(
         self, block_hash: bytes, group_ids: collections.abc.Sequence[int]
     ) -> typing.Any:
-        """
-        One block per group, as int32 array, or None if a group has none.
-        """
+        """One block per group, as int32 array, or None if a group has none."""
     def get_cached_prefix(self, hashes: typing.Any, group_id: int = 0) -> numpy.ndarray:
         """
         Blocks of the longest cached prefix of hashes, as int32 array. hashes: list of bytes,
         or uint8 array of shape (n, bytes).
         """
     def get_new_blocks(self, num_blocks: int) -> numpy.ndarray:
-        """
-        The next free blocks, as int32 array of shape (num_blocks,); all or none.
-        """
+        """The next free blocks, as int32 array of shape (num_blocks,); all or none."""
     def move_block_hashes(self, src: int, dst: int) -> None:
-        """
-        Re-points all hashes of src to dst, which must have none.
-        """
+        """Re-points all hashes of src to dst, which must have none."""
     def ref_counts(self, block_ids: typing.Any) -> numpy.ndarray:
-        """
-        Holders of each block, int32.
-        """
+        """Holders of each block, int32."""
     def reset_prefix_cache(self) -> bool:
-        """
-        Forgets everything cached; False, and nothing happens, while a block is in use.
-        """
+        """Forgets everything cached; False, and nothing happens, while a block is in use."""
     def take_events(self) -> list[BlockPoolEvent]:
-        """
-        Queued events, oldest first.
-        """
+        """Queued events, oldest first."""
     def touch(self, block_ids: typing.Any) -> None:
-        """
-        One more holder for each block.
-        """
+        """One more holder for each block."""
     def unpin_blocks(self, block_ids: typing.Any, on_reuse: collections.abc.Callable) -> None:
         """
         Like free_blocks, but always to the back; on_reuse(block_id) is called when a block is
@@ -1266,9 +976,7 @@ class BlockPool:
     def enable_caching(self) -> bool: ...
     @property
     def memory_bytes(self) -> int:
-        """
-        Bytes reserved for block records and hash index.
-        """
+        """Bytes reserved for block records and hash index."""
     @property
     def num_blocks(self) -> int: ...
     @property
@@ -1277,9 +985,7 @@ class BlockPool:
     def num_free_blocks(self) -> int: ...
     @property
     def usage(self) -> float:
-        """
-        Share of num_blocks - 1 in use; 0 for a pool of one block.
-        """
+        """Share of num_blocks - 1 in use; 0 for a pool of one block."""
 
 class CacheGroup:
     """
@@ -1293,9 +999,7 @@ class CacheGroup:
     """
     @staticmethod
     def from_spec(spec: KVCacheSpec, is_eagle_group: bool = False) -> CacheGroup:
-        """
-        The group of a spec; raises Unsupported for HiSparse and encoder-only specs.
-        """
+        """The group of a spec; raises Unsupported for HiSparse and encoder-only specs."""
     def __init__(
         self,
         kind: str,
@@ -1317,28 +1021,20 @@ class CacheGroup:
     def __repr__(self) -> str: ...
 
 class PrefixHit:
-    """
-    What a prefix lookup found.
-    """
+    """What a prefix lookup found."""
     def __reduce__(self) -> tuple: ...
     def __repr__(self) -> str: ...
     @property
     def blocks(self) -> tuple:
-        """
-        Block ids, an int32 array a group; 0 where a window needs none.
-        """
+        """Block ids, an int32 array a group; 0 where a window needs none."""
     @property
     def diverged(self) -> bool:
-        """
-        Whether some group's hit is shorter.
-        """
+        """Whether some group's hit is shorter."""
     @property
     def num_tokens(self) -> int: ...
     @property
     def shared_prefix_boundary(self) -> int:
-        """
-        Tokens of a shared prefix that a sparse group has not cached yet; 0: none.
-        """
+        """Tokens of a shared prefix that a sparse group has not cached yet; 0: none."""
 
 class CacheManager:
     """
@@ -1424,17 +1120,11 @@ class CacheManager:
         where they do not fit. Mirrors KVCacheManager.allocate_slots (0.33).
         """
     def append_hashes(self, request: int, hashes: typing.Any) -> None:
-        """
-        Chained block hashes of the next tokens: a sequence of bytes, or rows of uint8.
-        """
+        """Chained block hashes of the next tokens: a sequence of bytes, or rows of uint8."""
     def block_ids(self, request: int) -> tuple:
-        """
-        The request's block ids, an int32 array a group.
-        """
+        """The request's block ids, an int32 array a group."""
     def block_size(self, group: int) -> int:
-        """
-        Tokens of a group's block over all ranks.
-        """
+        """Tokens of a group's block over all ranks."""
     def check_invariants(self) -> None: ...
     def commit(
         self,
@@ -1447,38 +1137,24 @@ class CacheManager:
         num_in_flight_tokens: int = 0,
         shared_prefix_boundary: int = 0,
     ) -> None:
-        """
-        Makes what is full of the first tokens known to lookups. Mirrors KVCacheManager.cache_blocks (0.33).
-        """
+        """Makes what is full of the first tokens known to lookups. Mirrors KVCacheManager.cache_blocks (0.33)."""
     def emit_cached_block_events(self, request: int, hit: PrefixHit) -> None:
-        """
-        Stored events for the blocks of a hit.
-        """
+        """Stored events for the blocks of a hit."""
     def estimate_cached_tokens(self, request: int) -> int: ...
     def evict_blocks(self, block_ids: typing.Any) -> None: ...
     def finalize_partial_tails(
         self, request: int, num_computed_tokens: int, num_in_flight_tokens: int = 0
     ) -> list: ...
     def find_prefix(self, request: int, max_tokens: int) -> PrefixHit:
-        """
-        The longest cached prefix of at most max_tokens tokens. Holds nothing: allocate before anything else takes blocks. Mirrors KVCacheManager.get_computed_blocks (0.33).
-        """
+        """The longest cached prefix of at most max_tokens tokens. Holds nothing: allocate before anything else takes blocks. Mirrors KVCacheManager.get_computed_blocks (0.33)."""
     def find_prefix_for_connector(self, request: int, max_tokens: int) -> PrefixHit:
-        """
-        Mirrors KVCacheManager.get_computed_blocks_for_connector (0.33).
-        """
+        """Mirrors KVCacheManager.get_computed_blocks_for_connector (0.33)."""
     def fork(self, request: int, num_computed_tokens: int) -> int | None:
-        """
-        A second request with the first tokens of this one; take_copies has what both write. None if the pool has no blocks for the copies.
-        """
+        """A second request with the first tokens of this one; take_copies has what both write. None if the pool has no blocks for the copies."""
     def free(self, request: int) -> None:
-        """
-        Frees all blocks; the request stays known and can be allocated again.
-        """
+        """Frees all blocks; the request stays known and can be allocated again."""
     def hold_prefix(self, request: int, max_tokens: int) -> PrefixHit:
-        """
-        find_prefix, and holds what it found until allocate takes it over, or release_hold, free or remove_request lets it go.
-        """
+        """find_prefix, and holds what it found until allocate takes it over, or release_hold, free or remove_request lets it go."""
     def new_step_starts(self) -> None: ...
     def num_blocks_for_computed_tokens(
         self, request: int, group: int, num_computed_tokens: int
@@ -1496,42 +1172,28 @@ class CacheManager:
         apply_admission_cap: bool = False,
         hit: PrefixHit | None = None,
     ) -> int:
-        """
-        Mirrors KVCacheCoordinator.get_num_blocks_to_allocate (0.33).
-        """
+        """Mirrors KVCacheCoordinator.get_num_blocks_to_allocate (0.33)."""
     def num_common_prefix_blocks(self, request: int, group: int) -> int: ...
     def num_hashes(self, request: int) -> int: ...
     def pop_blocks_for_free(self, request: int) -> numpy.ndarray:
-        """
-        Forgets the blocks without freeing them: pool.free_blocks takes them in reverse.
-        """
+        """Forgets the blocks without freeing them: pool.free_blocks takes them in reverse."""
     def quiet_until(self, request: int) -> int:
-        """
-        While computed, new and lookahead tokens are fewer than this, allocate returns no blocks and need not be called.
-        """
+        """While computed, new and lookahead tokens are fewer than this, allocate returns no blocks and need not be called."""
     def record_blocks_for_zeroing(self, request: int, start_token: int) -> None: ...
     def record_prefix_cache_stats(
         self, num_tokens: int, num_hits: int, preempted: bool = False
     ) -> None: ...
     def release_hold(self, request: int) -> None: ...
     def remove_request(self, request: int) -> None:
-        """
-        Frees what the request holds, and forgets it.
-        """
+        """Frees what the request holds, and forgets it."""
     def remove_skipped_blocks(
         self, request: int, num_processed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
-        """
-        Frees what lies behind the windows of a request.
-        """
+        """Frees what lies behind the windows of a request."""
     def reset_prefix_cache(self) -> bool:
-        """
-        Forgets everything cached; False, and nothing happens, while a block is in use.
-        """
+        """Forgets everything cached; False, and nothing happens, while a block is in use."""
     def revert(self, request: int, num_computed_tokens: int) -> None:
-        """
-        Takes back what the request got and cached for later tokens: its last steps did not happen.
-        """
+        """Takes back what the request got and cached for later tokens: its last steps did not happen."""
     def schedule(
         self,
         requests: typing.Any,
@@ -1551,27 +1213,17 @@ class CacheManager:
         scheduled, blocks appended, "done" | "no_blocks" | "no_room").
         """
     def take_boundary_states(self) -> list:
-        """
-        (request, group, block, tokens) of states that a connector can store.
-        """
+        """(request, group, block, tokens) of states that a connector can store."""
     def take_copies(self) -> list:
-        """
-        (source, destination) of copies to make; both stay held until given to pool.free_blocks.
-        """
+        """(source, destination) of copies to make; both stay held until given to pool.free_blocks."""
     def take_events(self) -> list[BlockPoolEvent]: ...
     def take_new_block_ids(self) -> numpy.ndarray:
-        """
-        Blocks to zero before use.
-        """
+        """Blocks to zero before use."""
     def take_prefix_cache_stats(self) -> dict:
-        """
-        Counts since the last call, as in vLLM's PrefixCacheStats.
-        """
+        """Counts since the last call, as in vLLM's PrefixCacheStats."""
     def truncate_hashes(self, request: int, count: int) -> None: ...
     def truncate_prefix(self, hit: PrefixHit, num_tokens: int) -> None:
-        """
-        Shortens a hit in place to a multiple of every block.
-        """
+        """Shortens a hit in place to a multiple of every block."""
     @property
     def enable_partial_hits(self) -> bool: ...
     @property
@@ -1584,16 +1236,12 @@ class CacheManager:
     def num_groups(self) -> int: ...
     @property
     def num_hash_lookahead_tokens(self) -> int:
-        """
-        Tokens behind a block that its hash covers.
-        """
+        """Tokens behind a block that its hash covers."""
     @property
     def num_requests(self) -> int: ...
     @property
     def pool(self) -> BlockPool:
-        """
-        The manager's BlockPool.
-        """
+        """The manager's BlockPool."""
     @property
     def scheduler_block_size(self) -> int: ...
     @property
@@ -1649,9 +1297,7 @@ class SlicedBlockPool:
         Returns the new ids of each group, as int32 arrays of shape (num_new[g],).
         """
     def block_hash(self, block_id: int, group_id: int) -> typing.Any:
-        """
-        The hash of a block, or None.
-        """
+        """The hash of a block, or None."""
     def cache_full_blocks(
         self,
         block_ids: typing.Any,
@@ -1689,9 +1335,7 @@ class SlicedBlockPool:
         num_new: collections.abc.Sequence[int],
         found: collections.abc.Sequence[typing.Any] | None = None,
     ) -> bool:
-        """
-        Whether allocate() would succeed; exact, in O(groups + blocks found).
-        """
+        """Whether allocate() would succeed; exact, in O(groups + blocks found)."""
     def can_make_room(
         self,
         num_new: collections.abc.Sequence[int],
@@ -1705,13 +1349,9 @@ class SlicedBlockPool:
         and pinned.
         """
     def check_invariants(self) -> None:
-        """
-        Raises BlockPoolError if the pool contradicts itself. O(slices).
-        """
+        """Raises BlockPoolError if the pool contradicts itself. O(slices)."""
     def evict_blocks(self, block_ids: typing.Any, group_id: int) -> None:
-        """
-        Drops the hashes of the blocks.
-        """
+        """Drops the hashes of the blocks."""
     def free_blocks(self, block_ids: typing.Any, group_id: int) -> None:
         """
         One holder less for each block. Within a large block, cached slices that become free
@@ -1720,18 +1360,14 @@ class SlicedBlockPool:
     def get_cached_block(
         self, block_hash: bytes, group_ids: collections.abc.Sequence[int]
     ) -> typing.Any:
-        """
-        One block per group, as int32 array, or None if a group has none.
-        """
+        """One block per group, as int32 array, or None if a group has none."""
     def get_cached_prefix(self, hashes: typing.Any, group_id: int) -> numpy.ndarray:
         """
         Blocks of the longest cached prefix of hashes, as int32 array. hashes: list of bytes,
         or uint8 array of shape (n, bytes).
         """
     def get_new_blocks(self, num_blocks: int, group_id: int) -> numpy.ndarray:
-        """
-        New blocks of the group, as int32 array of shape (num_blocks,); all or none.
-        """
+        """New blocks of the group, as int32 array of shape (num_blocks,); all or none."""
     def make_room(
         self,
         num_new: collections.abc.Sequence[int],
@@ -1755,17 +1391,11 @@ class SlicedBlockPool:
         every source and destination occurs once, and none is both. Those of two calls keep their order.
         """
     def move_block_hashes(self, src: int, dst: int, group_id: int) -> None:
-        """
-        Re-points all hashes of src to dst, which must be in use and have none.
-        """
+        """Re-points all hashes of src to dst, which must be in use and have none."""
     def num_blocks(self, group_id: int) -> int:
-        """
-        Ids of the group: num_large_blocks * slices, the null block's among them.
-        """
+        """Ids of the group: num_large_blocks * slices, the null block's among them."""
     def num_free_blocks(self, group_id: int) -> int:
-        """
-        Blocks that the group could get if no other group took any.
-        """
+        """Blocks that the group could get if no other group took any."""
     def num_large_blocks_needed(
         self,
         num_new: collections.abc.Sequence[int],
@@ -1777,25 +1407,15 @@ class SlicedBlockPool:
         """
     def num_used_blocks(self, group_id: int) -> int: ...
     def owner(self, large_id: int) -> int | None:
-        """
-        The group that a large block belongs to; None in the reserve and for large block 0.
-        """
+        """The group that a large block belongs to; None in the reserve and for large block 0."""
     def ref_counts(self, block_ids: typing.Any, group_id: int) -> numpy.ndarray:
-        """
-        Holders of each block, int32.
-        """
+        """Holders of each block, int32."""
     def reset_prefix_cache(self) -> bool:
-        """
-        Forgets everything cached; False, and nothing happens, while a block is in use.
-        """
+        """Forgets everything cached; False, and nothing happens, while a block is in use."""
     def take_events(self) -> list[BlockPoolEvent]:
-        """
-        Queued events, oldest first.
-        """
+        """Queued events, oldest first."""
     def touch(self, block_ids: typing.Any, group_id: int) -> None:
-        """
-        One more holder for each block, which must have a holder or a hash, or be unpinned.
-        """
+        """One more holder for each block, which must have a holder or a hash, or be unpinned."""
     def unpin_blocks(
         self, block_ids: typing.Any, on_reuse: collections.abc.Callable, group_id: int
     ) -> None:
@@ -1808,9 +1428,7 @@ class SlicedBlockPool:
     def enable_caching(self) -> bool: ...
     @property
     def memory_bytes(self) -> int:
-        """
-        Bytes reserved for records and hash index.
-        """
+        """Bytes reserved for records and hash index."""
     @property
     def num_cached_hashes(self) -> int: ...
     @property
@@ -1821,47 +1439,33 @@ class SlicedBlockPool:
         """
     @property
     def num_free_large_blocks(self) -> int:
-        """
-        Large blocks without a slice in use.
-        """
+        """Large blocks without a slice in use."""
     @property
     def num_free_large_blocks_after_moves(self) -> int:
-        """
-        Large blocks that would be free if each group's blocks were moved together.
-        """
+        """Large blocks that would be free if each group's blocks were moved together."""
     @property
     def num_groups(self) -> int: ...
     @property
     def num_large_blocks(self) -> int: ...
     @property
     def slice_usage(self) -> float:
-        """
-        Share of the bytes of num_large_blocks - 1 in slices in use.
-        """
+        """Share of the bytes of num_large_blocks - 1 in slices in use."""
     @property
     def slices(self) -> list[int]:
-        """
-        Slices of a large block, for each group.
-        """
+        """Slices of a large block, for each group."""
     @property
     def usage(self) -> float:
-        """
-        Share of num_large_blocks - 1 with a slice in use.
-        """
+        """Share of num_large_blocks - 1 with a slice in use."""
 
 class DevicePool:
-    """
-    Where a pool's arrays are.
-    """
+    """Where a pool's arrays are."""
     def __init__(
         self, num_blocks: int, free_ids: int, state: int, ref_counts: int = 0, last_use: int = 0
     ) -> None: ...
     def __reduce__(self) -> tuple: ...
 
 class SlicedDevicePool:
-    """
-    Where a sliced pool's arrays are.
-    """
+    """Where a sliced pool's arrays are."""
     def __init__(
         self,
         num_large_blocks: int,
@@ -1876,9 +1480,7 @@ class SlicedDevicePool:
     def __reduce__(self) -> tuple: ...
 
 class DeviceTables:
-    """
-    Where the block tables of all groups are.
-    """
+    """Where the block tables of all groups are."""
     def __init__(
         self,
         groups: collections.abc.Iterable,
@@ -1891,9 +1493,7 @@ class DeviceTables:
     def __reduce__(self) -> tuple: ...
 
 class BlockOps:
-    """
-    The block operations on one kind of device.
-    """
+    """The block operations on one kind of device."""
     def __reduce__(self) -> tuple: ...
     @typing.overload
     def allocate(
@@ -2026,14 +1626,10 @@ class BlockOps:
     def name(self) -> str: ...
 
 class VllmBlockPool:
-    """
-    Native base of kvplan.vllm.block_pool.BlockPool.
-    """
+    """Native base of kvplan.vllm.block_pool.BlockPool."""
     @staticmethod
     def __new__(type, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Create and return a new object.  See help(type) for accurate signature.
-        """
+        """Create and return a new object.  See help(type) for accurate signature."""
     @staticmethod
     def _attach_free_back(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
@@ -2052,21 +1648,15 @@ class VllmBlockPool:
     def _has_key(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
     def _insert_block_hash(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Adds a key to a block.
-        """
+        """Adds a key to a block."""
     @staticmethod
     def _maybe_evict_cached_block(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Drops the keys of the block; whether there were any.
-        """
+        """Drops the keys of the block; whether there were any."""
     @staticmethod
     def _num_cached_hashes(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
     def _remove_cached_block_hashes(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Drops the keys of a block without an event and returns them.
-        """
+        """Drops the keys of a block without an event and returns them."""
     @staticmethod
     def _reset(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
@@ -2077,85 +1667,55 @@ class VllmBlockPool:
     def _unpin(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
     def cache_full_blocks(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Makes blocks[num_cached_blocks:num_full_blocks] reachable by the request's block hashes.
-        """
+        """Makes blocks[num_cached_blocks:num_full_blocks] reachable by the request's block hashes."""
     @staticmethod
     def check_invariants(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Raises BlockPoolError if the pool contradicts itself. O(num_gpu_blocks).
-        """
+        """Raises BlockPoolError if the pool contradicts itself. O(num_gpu_blocks)."""
     @staticmethod
     def free_blocks(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        One holder less for each block, in order of eviction. Blocks of other pools go to those.
-        """
+        """One holder less for each block, in order of eviction. Blocks of other pools go to those."""
     @staticmethod
     def get_cached_block(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        One block per group for the hash, or None if a group has none.
-        """
+        """One block per group for the hash, or None if a group has none."""
     @staticmethod
     def get_new_blocks(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        The next free blocks, all or none; raises BlockPoolError (a ValueError).
-        """
+        """The next free blocks, all or none; raises BlockPoolError (a ValueError)."""
     @staticmethod
     def get_num_free_blocks(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Number of free blocks.
-        """
+        """Number of free blocks."""
     @staticmethod
     def get_usage(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Share of num_gpu_blocks - 1 in use, 0 to 1.
-        """
+        """Share of num_gpu_blocks - 1 in use, 0 to 1."""
     @staticmethod
     def is_block_writable(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Whether its sole holder may change the block.
-        """
+        """Whether its sole holder may change the block."""
     @staticmethod
     def memory_bytes(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Bytes reserved by the pool and its blocks.
-        """
+        """Bytes reserved by the pool and its blocks."""
     @staticmethod
     def move_block_hashes(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Re-points all keys of src_block to dst_block, which must have none. No events.
-        """
+        """Re-points all keys of src_block to dst_block, which must have none. No events."""
     @staticmethod
     def touch(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        One more holder for each block; null blocks are skipped.
-        """
+        """One more holder for each block; null blocks are skipped."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     metrics_collector: typing.Any
     enable_caching: typing.Any
     enable_kv_cache_events: typing.Any
 
 class VllmPlanner:
-    """
-    The planner on the objects of one vLLM.
-    """
+    """The planner on the objects of one vLLM."""
     def __init__(self, description: dict) -> None: ...
     def __reduce__(self) -> tuple: ...
     def bytes_per_block(self, vllm_config: typing.Any, kv_cache_groups: list) -> int: ...
     def from_native(self, spec: typing.Any) -> typing.Any:
-        """
-        vLLM's object for a spec of kvplan's.
-        """
+        """vLLM's object for a spec of kvplan's."""
     def global_groups(
         self, vllm_config: typing.Any, kv_cache_specs: typing.Any, chosen: dict
     ) -> tuple:
-        """
-        (groups of the whole model, notices).
-        """
+        """(groups of the whole model, notices)."""
     def groups(self, vllm_config: typing.Any, kv_cache_spec: dict) -> tuple:
-        """
-        (groups, changes to kv_cache_spec or None, notices).
-        """
+        """(groups, changes to kv_cache_spec or None, notices)."""
     def place(
         self, vllm_config: typing.Any, kv_cache_groups: list, num_blocks: int
     ) -> typing.Any: ...
@@ -2167,48 +1727,30 @@ class VllmPlanner:
         global_groups: typing.Any,
         chosen: dict,
     ) -> tuple:
-        """
-        (the workers' configs, a dict of what vLLM would log and write or None).
-        """
+        """(the workers' configs, a dict of what vLLM would log and write or None)."""
     def read_config(self, vllm_config: typing.Any, chosen: dict) -> PlanningConfig:
-        """
-        The planner's configuration, with every rule as this vLLM has it.
-        """
+        """The planner's configuration, with every rule as this vLLM has it."""
     def to_native(self, spec: typing.Any) -> typing.Any:
-        """
-        kvplan's own object for a spec of vLLM's.
-        """
+        """kvplan's own object for a spec of vLLM's."""
     def to_native_layers(self, kv_cache_specs: collections.abc.Iterable) -> list:
-        """
-        Each worker's layers with kvplan's own objects.
-        """
+        """Each worker's layers with kvplan's own objects."""
 
 class CacheBlocks:
-    """
-    Native base of kvplan.vllm.cache_manager.KVCacheBlocks.
-    """
+    """Native base of kvplan.vllm.cache_manager.KVCacheBlocks."""
     @staticmethod
     def __new__(type, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Create and return a new object.  See help(type) for accurate signature.
-        """
+        """Create and return a new object.  See help(type) for accurate signature."""
     @staticmethod
     def get_block_ids(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Block ids, a list a group. Mirrors KVCacheBlocks.get_block_ids (0.33).
-        """
+        """Block ids, a list a group. Mirrors KVCacheBlocks.get_block_ids (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     blocks: typing.Any
 
 class VllmCacheManager:
-    """
-    Native base of kvplan.vllm.cache_manager.KVCacheManager.
-    """
+    """Native base of kvplan.vllm.cache_manager.KVCacheManager."""
     @staticmethod
     def __new__(type, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Create and return a new object.  See help(type) for accurate signature.
-        """
+        """Create and return a new object.  See help(type) for accurate signature."""
     @staticmethod
     def _block_list(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
@@ -2229,64 +1771,40 @@ class VllmCacheManager:
     def _take_copies(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
     def allocate_slots(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Mirrors KVCacheManager.allocate_slots (0.33).
-        """
+        """Mirrors KVCacheManager.allocate_slots (0.33)."""
     @staticmethod
     def cache_blocks(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Mirrors KVCacheManager.cache_blocks (0.33).
-        """
+        """Mirrors KVCacheManager.cache_blocks (0.33)."""
     @staticmethod
     def check_invariants(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Raises BlockPoolError if tables and pool contradict each other.
-        """
+        """Raises BlockPoolError if tables and pool contradict each other."""
     @staticmethod
     def free(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Mirrors KVCacheManager.free (0.33).
-        """
+        """Mirrors KVCacheManager.free (0.33)."""
     @staticmethod
     def get_blocks(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        The request's blocks as they are now. Mirrors KVCacheManager.get_blocks (0.33).
-        """
+        """The request's blocks as they are now. Mirrors KVCacheManager.get_blocks (0.33)."""
     @staticmethod
     def get_computed_blocks(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Mirrors KVCacheManager.get_computed_blocks (0.33).
-        """
+        """Mirrors KVCacheManager.get_computed_blocks (0.33)."""
     @staticmethod
     def get_computed_blocks_for_connector(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Mirrors KVCacheManager.get_computed_blocks_for_connector (0.33).
-        """
+        """Mirrors KVCacheManager.get_computed_blocks_for_connector (0.33)."""
     @staticmethod
     def new_step_starts(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Mirrors KVCacheManager.new_step_starts (0.33).
-        """
+        """Mirrors KVCacheManager.new_step_starts (0.33)."""
     @staticmethod
     def pop_blocks_for_free(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Mirrors KVCacheManager.pop_blocks_for_free (0.33).
-        """
+        """Mirrors KVCacheManager.pop_blocks_for_free (0.33)."""
     @staticmethod
     def record_blocks_for_zeroing(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Mirrors KVCacheManager.record_blocks_for_zeroing (0.33).
-        """
+        """Mirrors KVCacheManager.record_blocks_for_zeroing (0.33)."""
     @staticmethod
     def remove_skipped_blocks(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Mirrors KVCacheManager.remove_skipped_blocks (0.33).
-        """
+        """Mirrors KVCacheManager.remove_skipped_blocks (0.33)."""
     @staticmethod
     def take_new_block_ids(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Mirrors KVCacheManager.take_new_block_ids (0.33).
-        """
+        """Mirrors KVCacheManager.take_new_block_ids (0.33)."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     num_allocations: typing.Any
     num_quiet: typing.Any
@@ -2302,13 +1820,9 @@ class RequestBlockHasher:
     """
     @staticmethod
     def __new__(type, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Create and return a new object.  See help(type) for accurate signature.
-        """
+        """Create and return a new object.  See help(type) for accurate signature."""
     def __call__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        """
-        Call self as a function.
-        """
+        """Call self as a function."""
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     num_native: typing.Any
     num_by_vllm: typing.Any
@@ -2316,9 +1830,7 @@ class RequestBlockHasher:
 def _restore_config(arg0: dict) -> PlanningConfig: ...
 def _restore_spec(arg0: typing.Any, arg1: dict) -> typing.Any: ...
 def allocate_slices_workspace(num_requests: int, num_groups: int) -> int:
-    """
-    int64 elements.
-    """
+    """int64 elements."""
 
 def annotate_eagle_groups(
     vllm_config: typing.Any,
@@ -2330,9 +1842,7 @@ def annotate_global_groups(
     vllm_config: typing.Any, kv_cache_spec: dict, kv_cache_groups: list
 ) -> None: ...
 def append_slots_workspace(max_requests: int, num_groups: int) -> int:
-    """
-    int64 elements.
-    """
+    """int64 elements."""
 
 def approximate_gcd(values: collections.abc.Iterable, lower_bound: typing.Any = None) -> int: ...
 def auto_fit_max_model_len(
@@ -2349,9 +1859,7 @@ def check_layers_admission(
 def check_placement(
     layout: str, workers: list, no_gaps: bool, allow_foreign_layers: bool, max_violations: int
 ) -> list:
-    """
-    Broken rules of a placement given as plain numbers; see kvplan.check.
-    """
+    """Broken rules of a placement given as plain numbers; see kvplan.check."""
 
 def compute_block_regions(
     placed_layers: collections.abc.Iterable, layout: str, buffer_bytes: int
@@ -2380,9 +1888,7 @@ def create_kv_cache_group_specs(
     kv_cache_spec: dict, grouped_layer_names: collections.abc.Iterable
 ) -> list: ...
 def dtype_size(name: str) -> int:
-    """
-    Bytes of one element of a dtype by torch's name, with or without 'torch.'.
-    """
+    """Bytes of one element of a dtype by torch's name, with or without 'torch.'."""
 
 def ensure_min_page_size(groups: list, common_page: int, hidden_specs: dict) -> tuple: ...
 def estimate_max_model_len(
@@ -2419,9 +1925,7 @@ def kv_cache_groups_tp_replicas(
 ) -> int: ...
 def layer_block_stride(spec: typing.Any) -> int: ...
 def load_block_ops(path: str) -> BlockOps:
-    """
-    The block operations of a CUDA library.
-    """
+    """The block operations of a CUDA library."""
 
 def max_concurrency(
     vllm_config: typing.Any,
@@ -2470,9 +1974,7 @@ def pool_bytes_per_block(
 def project_kv_cache_groups_to_worker(global_kv_cache_groups: list, worker_spec: dict) -> list: ...
 def promote_local_kv_cache_specs(kv_cache_spec: dict) -> dict: ...
 def read_vllm_config(vllm_config: typing.Any, **kwargs: typing.Any) -> PlanningConfig:
-    """
-    A PlanningConfig of what vLLM's planner reads of its configuration; keywords win.
-    """
+    """A PlanningConfig of what vLLM's planner reads of its configuration; keywords win."""
 
 def replay(
     plan: typing.Any,
@@ -2525,32 +2027,22 @@ def resolve_kv_cache_block_sizes(
     vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable
 ) -> tuple: ...
 def slice_words(max_slices: int) -> int:
-    """
-    int32 elements for a bit a slice.
-    """
+    """int32 elements for a bit a slice."""
 
 def sliced_point(
     config: typing.Any, kv_cache_specs: typing.Any, available_memory: typing.Any = None
 ) -> typing.Any: ...
 def spec_class_names() -> list:
-    """
-    The spec classes that kvplan has.
-    """
+    """The spec classes that kvplan has."""
 
 def spec_field_names(class_name: str) -> list:
-    """
-    The fields of a spec class, in the order of vLLM's dataclass.
-    """
+    """The fields of a spec class, in the order of vLLM's dataclass."""
 
 def spec_from_dict(fields: dict) -> typing.Any:
-    """
-    A spec from what to_dict() gives. Raises ValueError or TypeError that names the field.
-    """
+    """A spec from what to_dict() gives. Raises ValueError or TypeError that names the field."""
 
 def spec_uniform_type_base(class_name: str) -> str:
-    """
-    The class that decides which specs may share a group, '' if there is none.
-    """
+    """The class that decides which specs may share a group, '' if there is none."""
 
 def try_get_full_allocation_fallback_groups(kv_cache_spec: dict) -> typing.Any: ...
 def unify_hybrid_kv_cache_specs(kv_cache_spec: dict) -> None: ...
@@ -2567,9 +2059,7 @@ def vllm_cache_groups(
     is_eagle_group: collections.abc.Sequence[bool],
     same_as: collections.abc.Sequence[int],
 ) -> typing_extensions.CapsuleType:
-    """
-    The groups of kvplan's own specs, for VllmCacheManager.
-    """
+    """The groups of kvplan's own specs, for VllmCacheManager."""
 
 def warn_if_unannotated_eagle_mamba(
     vllm_config: typing.Any, kv_cache_groups: collections.abc.Iterable

@@ -51,7 +51,8 @@ def add_missing(text: str) -> str:
 
 
 def annotate(text: str) -> str:
-    """Any for what the generator leaves without a type."""
+    """Any for what the generator leaves without a type; docstrings of a line in one."""
+    text = re.sub(r'(:\n +)"""\n +([^\n"]+[^\n"\\])\n +"""', r'\1"""\2"""', text)
     text = re.sub(r"\*(args|kwargs)(?=[,)])", r"*\1: typing.Any", text)
     text = re.sub(r"^( *def \w+\(.*\)):$", r"\1 -> typing.Any:", text, flags=re.M)
     # A pointer that may be null.
