@@ -2,7 +2,7 @@
 
 A request holds the planning config, the distinct KV cache specs, and per worker its memory and
 which spec each of its layers has. `docs/request.md` describes the format, version 1, and
-`docs/request.schema.json` is its JSON schema. Reading one needs neither torch nor vLLM.
+`json_schema()` is its JSON schema. Reading one needs neither torch nor vLLM.
 """
 
 import functools
@@ -350,6 +350,6 @@ def write(request: Request, path: str | os.PathLike[str]) -> None:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of a request file, as in `docs/request.schema.json`."""
+    """The JSON schema of a request file."""
     schema = msgspec.json.schema(Request)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema

@@ -1,14 +1,16 @@
-"""Write the generated parts of docs/cli.md and docs/json.md anew.
+"""Put the commands' options into a copy of docs/cli.md, and the tables of their JSON beside it.
 
-Between ``<!-- options of kvplan NAME -->`` and ``<!-- end -->`` of the one stand a command's
-synopsis and options; between ``<!-- answers -->`` and ``<!-- end -->`` of the other the tables of
-docs/answers.schema.json. A test compares the two.
+    python scripts/make_cli_docs.py FOLDER
+
+`scripts/build_docs` does it for the site. In FOLDER/cli.md a command's synopsis and options follow
+each ``<!-- options of kvplan NAME -->``; FOLDER/json.md is made from FOLDER/answers.schema.json.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,17 @@ import click
 from kvplan.offline.cli.app import app
 from kvplan.offline.cli.param_types import Name
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
-JSON_PAGE = PAGE.with_name("json.md")
-SCHEMA = PAGE.with_name("answers.schema.json")
-ANSWERS = re.compile(r"(<!-- answers -->\n).*?(<!-- end -->)", re.S)
-SECTION = re.compile(r"(<!-- options of kvplan ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
+SECTION = re.compile(r"<!-- options of kvplan ([\w-]+) -->\n")
 #: Stands for the options that several commands have in common.
 DEPLOYMENT = "MODEL"
 _WITH_DEPLOYMENT = ("plan", "fit", "serve-line", "explain", "frontier", "replay", "map")
+_JSON_HEAD = """# The JSON of the commands
+
+What the commands print with `--json`, and the columns of `sweep`. The tables are made from
+[answers.schema.json](answers.schema.json), one definition each. Sizes are in bytes, lengths in
+tokens; a number that is not finite is `null`. The input of `--request` is in
+[request.md](request.md).
+"""
 
 
 def _options(name: str) -> list[click.Option]:
@@ -57,7 +62,7 @@ def _metavar(kind: click.ParamType) -> str:
 
 
 def section(name: str) -> str:
-    """What stands between the marks of a command, or of the common options."""
+    """Synopsis and options of a command, or the options in common."""
     if name == DEPLOYMENT:
         options, lines = _deployment_options(), []
     else:
@@ -84,19 +89,13 @@ def _deployment_options() -> list[click.Option]:
     return [option for option in _options("plan") if option.name in shared]
 
 
-def updated(text: str) -> str:
-    """The page with every marked part written anew."""
-    return SECTION.sub(lambda match: f"{match[1]}\n{section(match[2])}\n{match[3]}", text)
+def with_options(text: str) -> str:
+    """The page with the options at their marks."""
+    return SECTION.sub(lambda match: f"\n{section(match[1])}\n", text)
 
 
-def documented(text: str) -> list[str]:
-    """Names of the marked parts."""
-    return [match[2] for match in SECTION.finditer(text)]
-
-
-def answers(text: str) -> str:
-    """The page of JSON answers with its tables written anew."""
-    definitions = json.loads(SCHEMA.read_text())["$defs"]
+def answers(definitions: dict[str, Any]) -> str:
+    """The page of JSON answers."""
 
     def link(reference: dict[str, Any]) -> str:
         title = definitions[reference["$ref"].rpartition("/")[2]]["title"]
@@ -109,7 +108,7 @@ def answers(text: str) -> str:
         meaning = f"{schema['description']}{''.join(links)}{absent}"
         return f"| `{name}` | {schema.get('unit', '')} | {meaning} |"
 
-    parts = []
+    parts = [_JSON_HEAD]
     for definition in definitions.values():
         parts.append(f"## {definition['title']}\n")
         if definition["type"] == "array":
@@ -118,9 +117,11 @@ def answers(text: str) -> str:
         fields = definition["properties"].items()
         rows = [field(name, schema, definition["required"]) for name, schema in fields]
         parts.append("\n".join(["| field | unit | meaning |", "|---|---|---|", *rows, ""]))
-    return ANSWERS.sub(lambda match: match[1] + "\n" + "\n".join(parts) + "\n" + match[2], text)
+    return "\n".join(parts)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(updated(PAGE.read_text()))
-    JSON_PAGE.write_text(answers(JSON_PAGE.read_text()))
+    folder = Path(sys.argv[1])
+    (folder / "cli.md").write_text(with_options((folder / "cli.md").read_text()))
+    schema = json.loads((folder / "answers.schema.json").read_text())
+    (folder / "json.md").write_text(answers(schema["$defs"]))

@@ -68,12 +68,11 @@ def load_script(name="make_cli_docs"):
     return module
 
 
-def test_every_option_of_every_command_is_documented():
-    """To mend it: python scripts/make_cli_docs.py."""
+def test_every_option_of_every_command_is_on_the_site():
     script = load_script()
-    text = (DOCS / "cli.md").read_text()
-    assert script.updated(text) == text
-    assert script.DEPLOYMENT in script.documented(text)
+    page = (DOCS / "cli.md").read_text()
+    text = script.with_options(page)
+    assert set(script.SECTION.findall(page)) == {script.DEPLOYMENT, *COMMANDS}
     context = click.Context(app)
     for name in COMMANDS:
         part = text.partition(f"\n## kvplan {name}\n")[2].partition("\n## ")[0]

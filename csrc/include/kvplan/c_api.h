@@ -69,9 +69,8 @@ KVPLAN_C_API kvplan_status kvplan_last_shortage(kvplan_shortage* out);
 
 typedef struct kvplan_plan kvplan_plan;
 /* Plans a request's text of so many bytes, UTF-8 without a final null: what to plan, and under
- * which configuration. docs/request.md has the format and docs/request.schema.json its schema. On
- * failure *out is null. KVPLAN_NOT_BUILT where kvplan was built without a JSON library; the pools
- * are there all the same. */
+ * which configuration; docs/request.md has the format. On failure *out is null. KVPLAN_NOT_BUILT
+ * where kvplan was built without a JSON library; the pools are there all the same. */
 KVPLAN_C_API kvplan_status kvplan_plan_create_from_json(const char* json, size_t bytes,
                                                         kvplan_plan** out);
 KVPLAN_C_API void kvplan_plan_destroy(kvplan_plan* plan);
