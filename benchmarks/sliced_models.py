@@ -14,7 +14,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from compact_models import Case, all_cases, full, mamba, sliding
+from compact_models import Case, all_cases
+from spec_makers import full, mamba, sliding
 
 import kvplan
 

@@ -1,6 +1,6 @@
 """Planner inputs rebuilt from public reports, as request dictionaries: sizes in bytes and tokens.
 
-Shared by the tests of kvplan alone and by those beside the real vLLM.
+Shared by the tests of kvplan alone, by those beside the real vLLM, and by benchmarks.
 """
 
 from typing import Any
@@ -128,8 +128,11 @@ def nemotron_3_nano() -> Request:
     return request([(6, full(1, 128, 64)), (23, mamba(540672, 64))], 40 * GIB, 131072)
 
 
-def gpt_oss_eagle3() -> Request:
-    return request([(19, full(8, 64)), (18, sliding(128, 8, 64))], 40 * GIB, 131072)
+def gpt_oss_eagle3(marked: bool = False) -> Request:
+    """18 layers of either kind, and the drafter's."""
+    draft = {"is_draft": True} if marked else {}
+    specs = [(18, full(8, 64)), (18, sliding(128, 8, 64)), (1, full(8, 64, **draft))]
+    return request(specs, 40 * GIB, 131072)
 
 
 def llama_4_scout(chunked: bool) -> Request:
@@ -176,3 +179,32 @@ def wrapping_bytes() -> Request:
     """Blocks 1,002,240 bytes apart: 27 pages of 64 tokens x 580 bytes side by side."""
     spec = attention("MLAAttentionSpec", 1, 580, 64, dtype="uint8")
     return request([(27, spec)], 40 * GIB, 4096, kv_cache_layout="BLHNC")
+
+
+#: What vLLM 0.33.0 plans, and kvplan: groups, GiB of one request, blocks, capacity in tokens.
+PLANNED: dict[str, tuple[Request, int, float, int, int]] = {
+    "deepseek-v4.1-flash": (deepseek_v4_1_flash(), 17, 2.08, 32622, 1057457),
+    "one odd layer": (one_odd_layer(), 46, 5.66, 59578, 2778017),
+    "mimo": (mimo(), 11, 4.03, 209715, 2601899),
+    "gemma-4-26b": (gemma_4_26b(), 6, 1.53, 48976, 325328),
+    "nemotron-3-nano": (nemotron_3_nano(), 5, 6.20, 13239, 845644),
+    "gpt-oss with a drafter": (gpt_oss_eagle3(), 2, 5.05, 68985, 1037759),
+    "llama-4-scout": (llama_4_scout(chunked=True), 4, 60.42, 965345, 15337676),
+    "gemma-4-31b": (gemma_4_31b(32768), 6, 45.79, 20070, 280494),
+    "gemma-4-31b, tokens in flight": (gemma_4_31b(36961), 6, 48.99, 20070, 262183),
+    "eight blocks": (eight_blocks(896), 1, 0.0, 8, 1024),
+    "opt-125m": (opt_125m(129), 1, 0.07, 129, 2064),
+    "uneven stages": (uneven_stages((56, 8), [40 * GIB] * 2), 1, 32.0, 23405, 374480),
+    "capacity twice": (capacity_twice(), 12, 12.49, 535530, 1200598),
+}
+
+#: What both refuse, and the longest length that they name.
+REFUSED: dict[str, tuple[Request, int]] = {
+    "llama-4-scout, all full": (llama_4_scout(chunked=False), 3861360),
+    "gemma-4-31b": (gemma_4_31b(65536), 58368),
+    "gemma-4-31b, one token in flight too many": (gemma_4_31b(36962), 262048),
+    "eight blocks": (eight_blocks(1024), 896),
+    "override 50": (opt_125m(50), 784),
+    "override 128": (opt_125m(128), 2032),
+    "uneven stages": (uneven_stages((16, 32), [int(3.18 * GIB), int(6.37 * GIB)]), 104176),
+}

@@ -7,24 +7,30 @@ import re
 from pathlib import Path
 
 import pytest
+import reported_cases as cases
 from built_in_kinds import KINDS
 from cli_runner import run
-from test_compact import config, deepseek_v4_1_flash, full, layers, mamba, mimo, sliding
+from spec_makers import full, layers, mamba
+from test_compact import inputs
 
 import kvplan
 from kvplan.check import check_kv_cache_configs, check_plan
 from kvplan.offline import models
 
 GIB = 1 << 30
+SLICED = {"grouping": "sliced", "kv_cache_layout": "BLHNC"}
 
 
-def sliced_config(length, **fields):
-    return config(length, **{"kv_cache_layout": "BLHNC"} | fields).replace(grouping="sliced")
+def deepseek(length=524288):
+    return inputs(cases.deepseek_v4_1_flash(), max_model_len=length, **SLICED)
 
 
-def plan_both(specs, cfg, memory):
+def mimo(length, **changes):
+    return inputs(cases.mimo(), max_model_len=length, **SLICED | changes)
+
+
+def plan_both(cfg, workers, memory):
     """The plan of vLLM and the sliced one, both checked."""
-    workers = specs if isinstance(specs, list) else [specs]
     plans = []
     for grouping in ("vllm", "sliced"):
         plan = kvplan.plan(cfg.replace(grouping=grouping), workers, [memory] * len(workers))
@@ -35,37 +41,11 @@ def plan_both(specs, cfg, memory):
     return plans
 
 
-def above_the_bound(specs, cfg, plan):
+def above_the_bound(cfg, workers, plan):
     """What a request's slices hold beyond its content, as a part of that."""
-    workers = specs if isinstance(specs, list) else [specs]
     bound = kvplan.frontier(cfg.replace(grouping="compact"), workers).lower_bound_bytes
     held = sum(g.pages_per_request * g.slice_bytes for g in plan.groups)
     return held / bound - 1
-
-
-@pytest.mark.parametrize(("length", "gain"), [(524288, 1.61), (1000000, 1.67)])
-def test_deepseek_v4_1_flash_holds_more_tokens_in_four_groups(length, gain):
-    cfg = sliced_config(length, max_in_flight_tokens=16384)
-    vllm, sliced = plan_both(deepseek_v4_1_flash(), cfg, 4509715660)
-    assert len(vllm.groups) == 17
-    assert len(sliced.groups) == 4
-    assert sliced.capacity_tokens >= gain * vllm.capacity_tokens
-    assert sliced.num_blocks >= 700
-    if length == 524288:
-        assert vllm.capacity_tokens == 1057457
-        # The figure is not one of counting: as many whole requests fit in whole blocks.
-        assert int(sliced.max_concurrency) == 3
-        assert int(vllm.max_concurrency) == 2
-
-
-@pytest.mark.parametrize("heads", [16, 8, 4, 2])
-def test_gemma_3_27b_has_two_groups_and_no_padding(heads):
-    model = layers((10, full(heads, 128)), (52, sliding(1024, heads, 128)))
-    vllm, sliced = plan_both(model, sliced_config(131072), 40 * GIB)
-    assert (len(vllm.groups), len(sliced.groups)) == (7, 2)
-    assert [g.padding_bytes for g in sliced.groups] == [0, 0]
-    assert [g.slices for g in sliced.groups] == [26, 5]
-    assert sliced.capacity_tokens > 1.035 * vllm.capacity_tokens
 
 
 #: Bytes for the KV cache of a GPU: a deployment in which the built-in models run.
@@ -82,121 +62,68 @@ def test_built_in_models_stay_near_the_lower_bound(name, length):
     )
     found = models.kv_cache_specs(models.load(name), options)
     cfg = found.planning_config(grouping="sliced")
-    _, sliced = plan_both(found.kv_cache_specs, cfg, MEMORY)
-    over = above_the_bound(found.kv_cache_specs, cfg, sliced)
+    _, sliced = plan_both(cfg, found.kv_cache_specs, MEMORY)
+    over = above_the_bound(cfg, found.kv_cache_specs, sliced)
     assert 0 <= over < 0.09, f"{over:.2%}"
     for worker in sliced.workers:
         assert worker.bytes_per_block * sliced.num_blocks <= MEMORY
 
 
-@pytest.mark.parametrize("length", [4096, 65536, 524288])
-def test_short_and_long_lengths_stay_within_three_percent(length):
-    cfg = sliced_config(length, max_in_flight_tokens=16384)
-    model = deepseek_v4_1_flash()
-    _, sliced = plan_both(model, cfg, 4509715660)
-    assert above_the_bound(model, cfg, sliced) < 0.03
-    _, sliced = plan_both(mimo(), sliced_config(length), 20 * GIB)
-    assert above_the_bound(mimo(), sliced_config(length), sliced) < 0.03
-
-
-def test_a_plan_for_long_requests_serves_short_ones_without_padding_more():
-    """The slices are chosen for one length; what pages hold does not depend on it."""
-    long = kvplan.plan(
-        sliced_config(524288, max_in_flight_tokens=16384), [deepseek_v4_1_flash()], [4509715660]
-    )
-    content = sum(g.content_bytes * g.pages_per_request for g in long.groups)
-    held = sum(g.slice_bytes * g.pages_per_request for g in long.groups)
-    for group in long.groups:
-        assert group.padding_bytes <= 0.15 * group.slice_bytes
-    assert held < 1.02 * content
-
-
-def test_reports_count_whole_blocks_of_the_pool():
-    plan = kvplan.plan(
-        sliced_config(524288, max_in_flight_tokens=16384), [deepseek_v4_1_flash()], [4509715660]
-    )
-    for group in plan.groups:
-        assert group.slice_bytes * group.slices == plan.bytes_per_block
-        assert group.pool_blocks_per_request == -(-group.pages_per_request // group.slices)
-        assert group.page_size_bytes <= group.slice_bytes
-        assert group.max_safe_block_id_bytes == (2**31 - 1) // group.slice_bytes
-    assert plan.request_blocks == sum(g.pool_blocks_per_request for g in plan.groups)
-    assert plan.request_bytes == plan.request_blocks * plan.bytes_per_block
-    assert plan.max_safe_block_id_bytes * plan.bytes_per_block < 2**31
-    assert [g.slices for g in plan.kv_cache_groups] == [g.slices for g in plan.groups]
-
-
-def test_auto_fit_finds_the_longest_length_of_whole_blocks():
-    cfg = sliced_config(524288, max_in_flight_tokens=8192)
-    plan = kvplan.plan(cfg.replace(auto_fit=True), [deepseek_v4_1_flash()], [1 << 30])
-    fitted = plan.max_model_len
-    assert fitted < 524288
-    groups = plan.kv_cache_groups
-    for length, fits in ((fitted, True), (fitted + 1, False)):
-        cfg_at = cfg.replace(max_model_len=length)
-        if fits:
-            kvplan.plan(cfg_at, [deepseek_v4_1_flash()], [1 << 30], groups)
-        else:
-            with pytest.raises(kvplan.NotEnoughMemory) as error:
-                kvplan.plan(cfg_at, [deepseek_v4_1_flash()], [1 << 30], groups)
-            assert error.value.estimated_max_len == fitted
-            assert "whole blocks" in str(error.value)
-
-
-def test_all_workers_take_one_number_of_blocks():
-    model = mimo()
-    names = list(model)
-    stages = [{n: model[n] for n in names[s::3]} for s in range(3)]
-    cfg = sliced_config(65536, pipeline_parallel_size=3)
-    memory = [8 * GIB, 9 * GIB, 7 * GIB]
-    plan = kvplan.plan(cfg, stages, memory)
-    assert check_plan(plan) == []
-    assert plan.num_blocks == min(
-        m // w.bytes_per_block for m, w in zip(memory, plan.workers, strict=True)
-    )
-    slices = {tuple(g.slices for g in c.kv_cache_groups) for c in plan.kv_cache_configs}
-    assert len(slices) == 1
+@pytest.mark.parametrize(
+    ("length", "gain"), [(4096, 1), (65536, 1), (524288, 1.61), (1000000, 1.67)]
+)
+def test_short_and_long_lengths_stay_within_three_percent(length, gain):
+    for described, memory in ((deepseek(length), 4509715660), (mimo(length), 20 * GIB)):
+        _, sliced = plan_both(*described, memory)
+        assert above_the_bound(*described, sliced) < 0.03
+    vllm, sliced = plan_both(*deepseek(length), 4509715660)
+    assert (len(vllm.groups), len(sliced.groups)) == (17, 4)
+    assert sliced.capacity_tokens >= gain * vllm.capacity_tokens
 
 
 def test_the_two_calls_of_vllm_plan_what_one_call_does():
-    cfg = sliced_config(131072)
-    model = mimo()
-    groups = kvplan.get_global_kv_cache_groups(cfg, [model])
-    configs = kvplan.get_kv_cache_configs(cfg, [model], [20 * GIB], groups)
-    assert check_kv_cache_configs(configs, [model], "BLHNC", available_memory=[20 * GIB]) == []
+    cfg, workers = mimo(131072)
+    groups = kvplan.get_global_kv_cache_groups(cfg, workers)
+    configs = kvplan.get_kv_cache_configs(cfg, workers, [20 * GIB], groups)
+    assert check_kv_cache_configs(configs, workers, "BLHNC", available_memory=[20 * GIB]) == []
     # Without the memory the smallest pool is assumed, whose blocks are no wider.
-    known = kvplan.get_kv_cache_configs(cfg, [model], [20 * GIB])
+    known = kvplan.get_kv_cache_configs(cfg, workers, [20 * GIB])
     assert configs[0].num_blocks >= known[0].num_blocks
-
-
-def test_min_large_blocks_bounds_the_block():
-    model = deepseek_v4_1_flash()
-    cfg = sliced_config(524288, max_in_flight_tokens=16384)
-    for blocks in (700, 1500, 2500):
-        plan = kvplan.plan(cfg.replace(min_large_blocks=blocks), [model], [4509715660])
-        assert plan.num_blocks >= blocks
-    with pytest.raises(ValueError, match="min_large_blocks"):
-        cfg.replace(min_large_blocks=0)
-
-
-def test_one_kind_is_grouped_as_vllm_does_and_says_so():
-    plan = kvplan.plan(sliced_config(4096), [layers((4, full(8, 128)))], [GIB])
-    assert [g.slices for g in plan.groups] == [1]
-    assert any("one kind of cache" in message for _, message in plan.notices)
+    # Every step carries the slices on.
+    slices = [group.slices for group in groups]
+    scheduler = kvplan.planning.generate_scheduler_kv_cache_config(configs)
+    assert [group.slices for group in scheduler.kv_cache_groups] == slices
+    placed = kvplan.get_kv_cache_config_from_groups(cfg, groups, 20 * GIB)
+    for config in (configs[0], placed):
+        assert [group.slices for group in config.kv_cache_groups] == slices
+        for tensor, k in zip(config.kv_cache_tensors, slices, strict=False):
+            assert config.num_blocks_of(tensor) == config.num_blocks * k
+    configs[0].kv_cache_groups[0].slices += 1
+    assert check_kv_cache_configs(configs, workers, "BLHNC") != []
 
 
 def test_a_layer_outermost_layout_is_refused_with_the_knob():
-    cfg = sliced_config(4096, kv_cache_layout="LBNHC")
+    cfg, workers = mimo(4096, kv_cache_layout="LBNHC")
     with pytest.raises(kvplan.LayoutError, match=r"LBNHC.*VLLM_KV_CACHE_LAYOUT.*BLHNC"):
-        kvplan.plan(cfg, [mimo()], [GIB])
-    assert kvplan.sliced_point(cfg, [mimo()]) is None
+        kvplan.plan(cfg, workers, [GIB])
+    assert kvplan.sliced_point(cfg, workers) is None
+
+
+def test_a_length_that_does_not_fit_is_counted_in_whole_blocks():
+    cfg, workers = deepseek()
+    fitted = kvplan.plan(cfg.replace(auto_fit=True), workers, [1 << 30])
+    longer = cfg.replace(max_model_len=fitted.max_model_len + 1)
+    with pytest.raises(kvplan.NotEnoughMemory, match="whole blocks") as error:
+        kvplan.plan(longer, workers, [1 << 30], fitted.kv_cache_groups)
+    assert error.value.estimated_max_len == fitted.max_model_len < 524288
 
 
 def test_states_and_attention_share_blocks():
-    model = layers((23, mamba(540_672, 64)), (6, full(1, 128, 64)))
-    vllm, sliced = plan_both(model, sliced_config(131072), 4 * GIB)
+    model = [layers((23, mamba(540_672, 64)), (6, full(1, 128, 64)))]
+    cfg = kvplan.PlanningConfig(max_model_len=131072, **SLICED)
+    vllm, sliced = plan_both(cfg, model, 4 * GIB)
     assert len(sliced.groups) == 2
-    assert above_the_bound(model, sliced_config(131072), sliced) < 0.03
+    assert above_the_bound(cfg, model, sliced) < 0.03
     assert sliced.capacity_tokens > 1.02 * vllm.capacity_tokens
 
 
@@ -259,20 +186,10 @@ def test_sweep_plans_sliced_grouping():
     assert int(sliced[tokens]) > int(vllm[tokens])
 
 
-def test_the_documented_picture_is_current(tmp_path):
-    docs = Path(__file__).parents[2] / "docs"
-    name = "map-deepseek-v4.1-flash-sliced.svg"
-    command = "map deepseek-v4.1-flash --tp 4 --memory 4GiB --grouping sliced -o {}"
-    text = (docs / "sliced.md").read_text()
-    assert f"](images/{name})" in text
-    assert command.format("sliced.svg") in text
-    assert run(*command.format(tmp_path / name).split()).exit_code == 0
-    assert (tmp_path / name).read_text() == (docs / "images" / name).read_text()
-
-
 def test_the_documented_arithmetic_of_the_reported_case():
-    cfg = sliced_config(524288, max_in_flight_tokens=16384)
-    vllm, sliced = plan_both(deepseek_v4_1_flash(), cfg, 4509715660)
+    vllm, sliced = plan_both(*deepseek(), 4509715660)
+    # The figure is not one of counting: as many whole requests fit in whole blocks.
+    assert (int(vllm.max_concurrency), int(sliced.max_concurrency)) == (2, 3)
     text = (Path(__file__).parents[2] / "docs" / "sliced.md").read_text()
     assert f"{vllm.request_bytes:,} bytes" in text
     assert f"W =\n{sliced.bytes_per_block:,}" in text
@@ -287,8 +204,8 @@ def test_the_documented_arithmetic_of_the_reported_case():
 
 @pytest.mark.parametrize("length", [8192, 131072, 524288])
 def test_the_pool_admits_as_many_requests_as_the_plan_says(length):
-    cfg = sliced_config(length, max_in_flight_tokens=16384)
-    plan = kvplan.plan(cfg, [deepseek_v4_1_flash()], [4509715660])
+    cfg, workers = deepseek(length)
+    plan = kvplan.plan(cfg, workers, [4509715660])
     pool = kvplan.SlicedBlockPool(plan.num_blocks, [g.slices for g in plan.groups])
     pages = [g.pages_per_request for g in plan.groups]
     requests = 0
@@ -299,10 +216,10 @@ def test_the_pool_admits_as_many_requests_as_the_plan_says(length):
     assert requests == plan.usable_capacity_tokens // plan.max_model_len
 
 
-@pytest.mark.parametrize("slices", [0, -1, 2**31, 2**62])
+@pytest.mark.parametrize("slices", [0, -1, 1.5, 2**31, 2**62, 2**63])
 def test_groups_with_impossible_slices_are_named(slices):
-    cfg, model = sliced_config(4096), deepseek_v4_1_flash()
-    groups = kvplan.plan(cfg, [model], [1 << 30]).kv_cache_groups
+    cfg, workers = deepseek(4096)
+    groups = kvplan.plan(cfg, workers, [1 << 30]).kv_cache_groups
     groups[1].slices = slices
-    with pytest.raises(kvplan.InvalidArgument, match=f"slices.*{slices}"):
-        kvplan.plan(cfg, [model], [1 << 30], groups)
+    with pytest.raises((ValueError, TypeError), match=r"slices|64-bit"):
+        kvplan.plan(cfg, workers, [1 << 30], groups)

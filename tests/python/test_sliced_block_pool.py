@@ -153,44 +153,6 @@ def test_events_and_reset():
     assert [e.kind for e in pool.take_events()] == ["cleared"]
 
 
-def test_one_group_of_one_slice_is_a_plain_pool():
-    plain = kvplan.BlockPool(6, enable_caching=False)
-    sliced = kvplan.SlicedBlockPool(6, [1], enable_caching=False)
-    assert sliced.get_new_blocks(3, 0).tolist() == plain.get_new_blocks(3).tolist()
-    assert sliced.num_free_blocks(0) == plain.num_free_blocks
-    assert sliced.usage == sliced.slice_usage == pytest.approx(plain.usage)
-
-
-def test_a_plans_request_takes_the_large_blocks_that_the_plan_says():
-    full = kvplan.specs.FullAttentionSpec(
-        block_size=16, num_kv_heads=4, head_size=64, dtype="bfloat16"
-    )
-    window = kvplan.specs.SlidingWindowSpec(
-        block_size=16, num_kv_heads=4, head_size=64, dtype="bfloat16", sliding_window=256
-    )
-    layers = {f"layers.{i}": full if i % 6 == 5 else window for i in range(31)}
-    config = kvplan.PlanningConfig(
-        max_model_len=4096,
-        max_in_flight_tokens=512,
-        grouping="sliced",
-        kv_cache_layout="BLHNC",
-        min_large_blocks=100,
-    )
-    plan = kvplan.plan(config, [layers], [1 << 30])
-    slices = [group.slices for group in plan.groups]
-    assert len(slices) == 2
-    assert max(slices) > 1
-    pages = [group.pages_per_request for group in plan.groups]
-    needed = sum(group.pool_blocks_per_request for group in plan.groups)
-    assert kvplan.SlicedBlockPool(plan.num_blocks, slices).can_allocate(pages)
-
-    exact = kvplan.SlicedBlockPool(needed + 1, slices)  # and the null block
-    ids = exact.allocate(pages)
-    assert [len(group_ids) for group_ids in ids] == pages
-    assert exact.num_free_large_blocks == 0
-    assert not kvplan.SlicedBlockPool(needed, slices).can_allocate(pages)
-
-
 def scattered(**options):
     """Large blocks 1 to 3 are the small group's, with 1, 3 and 2 of 4 slices in use."""
     pool = kvplan.SlicedBlockPool(4, [2, 4], **options)

@@ -5,40 +5,13 @@ import native
 import oracle
 import pytest
 import reported_cases as cases
+from reported_cases import PLANNED, REFUSED
 
 import kvplan.vllm
 
 GIB = cases.GIB
 planning = oracle.kv_cache_planning
 
-# request -> groups, GiB of one request, blocks, vLLM's capacity in tokens
-PLANNED = {
-    "deepseek-v4.1-flash": (cases.deepseek_v4_1_flash(), 17, 2.08, 32622, 1057457),
-    "one odd layer": (cases.one_odd_layer(), 46, 5.66, 59578, 2778017),
-    "mimo": (cases.mimo(), 11, 4.03, 209715, 2601899),
-    "gemma-4-26b": (cases.gemma_4_26b(), 6, 1.53, 48976, 325328),
-    "nemotron-3-nano": (cases.nemotron_3_nano(), 5, 6.20, 13239, 845644),
-    "gpt-oss with a drafter": (cases.gpt_oss_eagle3(), 2, 5.05, 68985, 1037759),
-    "llama-4-scout": (cases.llama_4_scout(chunked=True), 4, 60.42, 965345, 15337676),
-    "gemma-4-31b": (cases.gemma_4_31b(32768), 6, 45.79, 20070, 280494),
-    "eight blocks": (cases.eight_blocks(896), 1, 0.0, 8, 1024),
-    "opt-125m": (cases.opt_125m(129), 1, 0.07, 129, 2064),
-    "uneven stages": (cases.uneven_stages((56, 8), [40 * GIB] * 2), 1, 32.0, 23405, 374480),
-    "capacity twice": (cases.capacity_twice(), 12, 12.49, 535530, 1200598),
-}
-# request -> estimated maximum model length
-REFUSED = {
-    "llama-4-scout, all full": (cases.llama_4_scout(chunked=False), 3861360),
-    "gemma-4-31b": (cases.gemma_4_31b(65536), 58368),
-    "gemma-4-31b, one token in flight too many": (cases.gemma_4_31b(36962), 262048),
-    "eight blocks": (cases.eight_blocks(1024), 896),
-    "override 50": (cases.opt_125m(50), 784),
-    "override 128": (cases.opt_125m(128), 2032),
-    "uneven stages": (
-        cases.uneven_stages((16, 32), [int(3.18 * GIB), int(6.37 * GIB)]),
-        104176,
-    ),
-}
 STAGE_WITHOUT_A_GROUP = cases.deepseek_v4_1_flash(("layers.2.mla", "layers.2.indexer"))
 
 
