@@ -109,6 +109,7 @@ __all__: list[str] = [
     "pool_bytes_per_block",
     "project_kv_cache_groups_to_worker",
     "promote_local_kv_cache_specs",
+    "read_request",
     "read_vllm_config",
     "replay",
     "resolve_kv_cache_block_sizes",
@@ -1973,6 +1974,14 @@ def pool_bytes_per_block(
 ) -> int: ...
 def project_kv_cache_groups_to_worker(global_kv_cache_groups: list, worker_spec: dict) -> list: ...
 def promote_local_kv_cache_specs(kv_cache_spec: dict) -> dict: ...
+def read_request(document: typing.Any) -> tuple:
+    """
+    The config, each worker's specs by layer name, and each worker's memory in bytes, of a
+    request file's JSON as Python's lists and dictionaries. Equal specs are one object, and
+    workers with the same layers share one dict. Raises ValueError that names the place in
+    the JSON; docs/request.md describes the format.
+    """
+
 def read_vllm_config(vllm_config: typing.Any, **kwargs: typing.Any) -> PlanningConfig:
     """A PlanningConfig of what vLLM's planner reads of its configuration; keywords win."""
 

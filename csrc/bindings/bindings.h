@@ -16,6 +16,7 @@ void bind_frontier(pybind11::module_& m);
 void bind_plan(pybind11::module_& m);
 void bind_planning(pybind11::module_& m);
 void bind_planning_config(pybind11::module_& m);
+void bind_request(pybind11::module_& m);
 void bind_sliced_block_pool(pybind11::module_& m);
 void bind_specs(pybind11::module_& m);
 void bind_vllm_block_pool(pybind11::module_& m);

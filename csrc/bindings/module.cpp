@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core, m) {
   kvplan::bindings::bind_specs(m);
   kvplan::bindings::bind_planning_config(m);
   kvplan::bindings::bind_field_table(m);
+  kvplan::bindings::bind_request(m);
   kvplan::bindings::bind_planning(m);
   kvplan::bindings::bind_plan(m);
   kvplan::bindings::bind_check(m);

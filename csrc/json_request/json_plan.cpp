@@ -1,5 +1,6 @@
 #include "kvplan/json_plan.h"
 
+#include "json_request/json_text.h"
 #include "json_request/read_fields.h"
 
 namespace kvplan {
@@ -12,43 +13,49 @@ constexpr const char* kRoles[] = {"default", "hisparse_source", "hisparse_indexe
 constexpr const char* kLevels[] = {"info", "warning"};
 
 Json write_layers(const std::vector<LayerId>& layers) {
-  Json out = Json::array();
+  Json::Array out;
   for (LayerId id : layers) out.push_back(id.value);
   return out;
 }
 
 Json write_groups(const KVCacheGroups& groups) {
-  Json out = Json::array();
+  Json::Array out;
   for (const KVCacheGroup& g : groups) {
     Json specs;  // null: one for all
     if (g.is_uniform_type()) {
-      specs = Json::array();
-      for (const LayerSpec& l : *g.layer_specs) specs.push_back({l.layer.value, l.spec.value});
+      Json::Array rows;
+      for (const LayerSpec& l : *g.layer_specs) {
+        rows.push_back(Json::Array{l.layer.value, l.spec.value});
+      }
+      specs = std::move(rows);
     }
-    out.push_back({{"layers", write_layers(g.layers)},
-                   {"spec", g.spec.value},
-                   {"layer_specs", std::move(specs)},
-                   {"is_eagle_group", g.is_eagle_group},
-                   {"host_resident", g.host_resident},
-                   {"enable_kv_transfer", g.enable_kv_transfer},
-                   {"role", kRoles[static_cast<size_t>(g.role)]},
-                   {"slices", g.slices}});
+    out.push_back(Json::object({{"layers", write_layers(g.layers)},
+                                {"spec", g.spec.value},
+                                {"layer_specs", std::move(specs)},
+                                {"is_eagle_group", g.is_eagle_group},
+                                {"host_resident", g.host_resident},
+                                {"enable_kv_transfer", g.enable_kv_transfer},
+                                {"role", kRoles[static_cast<size_t>(g.role)]},
+                                {"slices", g.slices}}));
   }
   return out;
 }
 
 Json write_stage(const StagePlan& stage) {
-  Json tensors = Json::array();
+  Json::Array tensors;
   for (const KVCacheTensor& t : stage.tensors) {
-    tensors.push_back({{"size", t.size},
-                       {"layers", write_layers(t.layers)},
-                       {"layer_stride", t.layer_stride},
-                       {"block_stride", t.block_stride},
-                       {"offset", t.offset}});
+    tensors.push_back(Json::object({{"size", t.size},
+                                    {"layers", write_layers(t.layers)},
+                                    {"layer_stride", t.layer_stride},
+                                    {"block_stride", t.block_stride},
+                                    {"offset", t.offset}}));
   }
-  return {{"groups", write_groups(stage.groups)}, {"tensors", std::move(tensors)},
-          {"num_layers", stage.num_layers},       {"bytes_per_block", stage.bytes_per_block},
-          {"request_bytes", stage.request_bytes}, {"kv_tp_replicas", stage.kv_tp_replicas}};
+  return Json::object({{"groups", write_groups(stage.groups)},
+                       {"tensors", std::move(tensors)},
+                       {"num_layers", stage.num_layers},
+                       {"bytes_per_block", stage.bytes_per_block},
+                       {"request_bytes", stage.request_bytes},
+                       {"kv_tp_replicas", stage.kv_tp_replicas}});
 }
 
 /// An object's members by name; `done` refuses those that nobody asked for.
@@ -68,7 +75,7 @@ class Members {
   template <class Visit>
   void each(const char* name, Visit&& visit) {
     const Place list(place_, name);
-    const Json& elements = read_array((*this)[name], list, kMaxElements);
+    const Json::Array& elements = read_array((*this)[name], list, kMaxElements);
     for (size_t i = 0; i < elements.size(); ++i) visit(elements[i], Place(list, i));
   }
   void done() const {
@@ -78,7 +85,7 @@ class Members {
   }
 
  private:
-  const Json& in_;
+  const Json::Object& in_;
   const Place& place_;
   std::vector<const char*> names_;
 };
@@ -108,8 +115,8 @@ KVCacheGroup read_group(const Json& in, const Place& place) {
   if (!m["layer_specs"].is_null()) {
     LayerSpecs specs;
     m.each("layer_specs", [&](const Json& row, const Place& p) {
-      if (read_array(row, p, 2).size() != 2) p.refuse("expected [layer, spec]");
-      specs.push_back({read_id<LayerId>(row[0], p), read_id<SpecId>(row[1], p)});
+      const Json::Array& pair = read_array(row, p, 2, 2);
+      specs.push_back({read_id<LayerId>(pair[0], p), read_id<SpecId>(pair[1], p)});
     });
     g.layer_specs = std::make_shared<const LayerSpecs>(std::move(specs));
   }
@@ -177,37 +184,37 @@ Notice read_notice(const Json& in, const Place& place) {
 std::string write_json_plan(const Plan& plan) {
   using namespace json_request;
   validate(plan);
-  Json names = Json::array();
+  Json::Array names;
   for (size_t i = 0; i < plan.names->size(); ++i) {
     names.push_back(std::string((*plan.names)[LayerId(i)]));
   }
-  Json specs = Json::array();
+  Json::Array specs;
   for (size_t i = 0; i < plan.specs->size(); ++i)
     specs.push_back(write_spec((*plan.specs)[SpecId(i)]));
-  Json stages = Json::array();
+  Json::Array stages;
   for (const StagePlan& stage : plan.stages) stages.push_back(write_stage(stage));
-  Json workers = Json::array();
+  Json::Array workers;
   for (const WorkerPlan& w : plan.workers) {
-    workers.push_back({{"stage", w.stage},
-                       {"available_bytes", w.available_bytes},
-                       {"effective_bytes", w.effective_bytes},
-                       {"num_blocks", w.num_blocks}});
+    workers.push_back(Json::object({{"stage", w.stage},
+                                    {"available_bytes", w.available_bytes},
+                                    {"effective_bytes", w.effective_bytes},
+                                    {"num_blocks", w.num_blocks}}));
   }
-  Json notices = Json::array();
+  Json::Array notices;
   for (const Notice& n : plan.notices) {
-    notices.push_back({{"level", kLevels[static_cast<size_t>(n.level)]}, {"message", n.message}});
+    notices.push_back(
+        Json::object({{"level", kLevels[static_cast<size_t>(n.level)]}, {"message", n.message}}));
   }
-  return Json({{"kvplan_plan", kPlanVersion},
-               {"config", write_config(plan.config)},
-               {"requested_max_model_len", plan.requested_max_model_len},
-               {"num_blocks", plan.num_blocks},
-               {"layer_names", std::move(names)},
-               {"specs", std::move(specs)},
-               {"groups", write_groups(plan.groups)},
-               {"stages", std::move(stages)},
-               {"workers", std::move(workers)},
-               {"notices", std::move(notices)}})
-      .dump();
+  return dump(Json::object({{"kvplan_plan", kPlanVersion},
+                            {"config", write_config(plan.config)},
+                            {"requested_max_model_len", plan.requested_max_model_len},
+                            {"num_blocks", plan.num_blocks},
+                            {"layer_names", std::move(names)},
+                            {"specs", std::move(specs)},
+                            {"groups", write_groups(plan.groups)},
+                            {"stages", std::move(stages)},
+                            {"workers", std::move(workers)},
+                            {"notices", std::move(notices)}}));
 }
 
 Plan read_json_plan(std::string_view text) {

@@ -25,13 +25,13 @@ Json write(const BlockStrideAlignment& value) {
     case BlockStrideAlignment::Kind::kBytes:
       return value.value;
     case BlockStrideAlignment::Kind::kMultipleOf:
-      return {{"multiple_of", value.value}};
+      return Json::object({{"multiple_of", value.value}});
     default:
       return nullptr;
   }
 }
 Json write(const KernelBlockSize& value) {
-  if (value.multiples) return {{"multiple_of", value.tokens}};
+  if (value.multiples) return Json::object({{"multiple_of", value.tokens}});
   return value.tokens;
 }
 template <class T>
@@ -39,21 +39,34 @@ Json write(const std::optional<T>& value) {
   return value ? write(*value) : Json();
 }
 Json write(const CustomDemand& value) {
-  return {{"cap_tokens", write(value.cap_tokens)},
-          {"cap_includes_in_flight", value.cap_includes_in_flight},
-          {"extra_pages", value.extra_pages}};
+  return Json::object({{"cap_tokens", write(value.cap_tokens)},
+                       {"cap_includes_in_flight", value.cap_includes_in_flight},
+                       {"extra_pages", value.extra_pages}});
 }
 template <class T>
 Json write(const std::vector<T>& values) {
-  Json array = Json::array();
+  Json::Array array;
   for (const T& v : values) array.push_back(write(v));
   return array;
 }
 
+// Numbers are held to the field's range here, where an error can still name their place.
+template <class T>
+void read_in_range(const Json& in, const Place& place, FieldRange range, T& out) {
+  if constexpr (std::is_same_v<T, std::optional<int64_t>>) {
+    out.reset();
+    if (!in.is_null()) out = read_integer(in, place, range.least, range.most);
+  } else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, int32_t>) {
+    out = static_cast<T>(read_integer(in, place, range.least, range.most));
+  } else {
+    read(in, place, out);
+  }
+}
+
 }  // namespace
 
-PlanningConfig read_config(const Json& in, const Place& place) {
-  read_object(in, place);
+PlanningConfig read_config(const Json& value_in, const Place& place) {
+  const Json::Object& in = read_object(value_in, place);
   PlanningConfig config;
   require(in, place, "max_model_len");
   for_each_config_field([&](const auto& field) {
@@ -62,7 +75,7 @@ PlanningConfig read_config(const Json& in, const Place& place) {
     const Place where(place, field.name);
     // The one text that is null where there is none.
     if (std::string_view(field.name) == "model_type" && value->is_null()) return;
-    read(*value, where, config.*field.member);
+    read_in_range(*value, where, field.range, config.*field.member);
   });
   refuse_others(in, place, [](auto&& visit) {
     for_each_config_field([&](const auto& field) { visit(field.name); });
@@ -71,8 +84,8 @@ PlanningConfig read_config(const Json& in, const Place& place) {
   return config;
 }
 
-KVCacheSpec read_spec(const Json& in, const Place& place) {
-  read_object(in, place);
+KVCacheSpec read_spec(const Json& value_in, const Place& place) {
+  const Json::Object& in = read_object(value_in, place);
   std::string kind_name;
   const Place kind_place(place, "kind");
   read(require(in, place, "kind"), kind_place, kind_name);
@@ -92,7 +105,7 @@ KVCacheSpec read_spec(const Json& in, const Place& place) {
       spec.uniform_type_base = read_text(*value, where, 0, kMaxTextLength);
       return;
     }
-    read(*value, where, spec.*field.member);
+    read_in_range(*value, where, field.range, spec.*field.member);
   });
   refuse_others(in, place, [&](auto&& visit) {
     visit("kind");
@@ -104,21 +117,21 @@ KVCacheSpec read_spec(const Json& in, const Place& place) {
 
 Json write_config(const PlanningConfig& config) {
   const PlanningConfig defaults;
-  Json out = Json::object();
+  Json::Object out;
   for_each_config_field([&](const auto& field) {
     const auto& value = config.*field.member;
-    if (!(value == defaults.*field.member)) out[field.name] = write(value);
+    if (!(value == defaults.*field.member)) out.emplace_back(field.name, write(value));
   });
   return out;
 }
 
 Json write_spec(const KVCacheSpec& spec) {
   const KVCacheSpec defaults = default_spec(spec.kind);
-  Json out = {{"kind", std::string(class_name(spec.kind))}};
+  Json::Object out = {{"kind", std::string(class_name(spec.kind))}};
   for_each_field(spec.kind, [&](const auto& field) {
     const bool required = field.use == FieldUse::kRequired;
     if (required || !(spec.*field.member == defaults.*field.member)) {
-      out[std::string(field.name)] = write(spec.*field.member);
+      out.emplace_back(field.name, write(spec.*field.member));
     }
   });
   return out;

@@ -11,7 +11,6 @@ namespace kvplan::json_request {
 namespace {
 
 constexpr int64_t kMax = INT64_MAX;
-constexpr size_t kMaxBytes = size_t{64} << 20;
 
 /// Characters, not bytes; the parser lets only valid UTF-8 in.
 size_t num_characters(const std::string& text) {
@@ -31,17 +30,36 @@ std::optional<int64_t> digits(std::string_view text) {
 
 /// `{"multiple_of": n}`
 int64_t read_multiple_of(const Json& in, const Place& place) {
-  const auto found = in.find("multiple_of");
-  if (found == in.end() || in.size() != 1) place.refuse("expected {\"multiple_of\": tokens}");
+  const Json::Object& members = read_object(in, place);
+  const Json* found = find(members, "multiple_of");
+  if (found == nullptr || members.size() != 1) place.refuse("expected {\"multiple_of\": tokens}");
   return read_integer(*found, Place(place, "multiple_of"), 1, kMax);
 }
 
 template <class T>
 void read_elements(const Json& in, const Place& place, size_t longest, std::vector<T>& out) {
-  read_array(in, place, longest);
+  const Json::Array& elements = read_array(in, place, longest);
   out.clear();
-  out.reserve(in.size());
-  for (size_t i = 0; i < in.size(); ++i) read(in[i], Place(place, i), out.emplace_back());
+  out.reserve(elements.size());
+  for (size_t i = 0; i < elements.size(); ++i) {
+    read(elements[i], Place(place, i), out.emplace_back());
+  }
+}
+
+[[noreturn]] void refuse_range(const Place& place, bool is_small, int64_t low, int64_t high,
+                               const std::string& got) {
+  place.refuse("Expected `int` " +
+               (is_small ? ">= " + std::to_string(low) : "<= " + std::to_string(high)) + ", got " +
+               got);
+}
+
+void require_length(const Place& place, const char* type, size_t length, size_t shortest,
+                    size_t longest) {
+  if (length >= shortest && length <= longest) return;
+  place.refuse(
+      "Expected " + std::string(type) + " of length " +
+      (length < shortest ? ">= " + std::to_string(shortest) : "<= " + std::to_string(longest)) +
+      ", got " + std::to_string(length));
 }
 
 std::string read_name(const Json& in, const Place& place) {
@@ -50,38 +68,21 @@ std::string read_name(const Json& in, const Place& place) {
 
 }  // namespace
 
-Json parse(std::string_view text, std::string_view what) {
-  const std::string not_json = "not a JSON " + std::string(what) + ": ";
-  if (text.size() > kMaxBytes) {
-    throw InvalidArgument("larger than " + std::to_string(kMaxBytes >> 20) +
-                          " MiB, the limit for a " + std::string(what));
+const Json* find(const Json::Object& object, std::string_view name) {
+  for (auto member = object.rbegin(); member != object.rend(); ++member) {
+    if (member->first == name) return &member->second;
   }
-  // nlohmann/json skips a byte order mark, which JSON does not have.
-  if (text.starts_with("\xef\xbb\xbf")) throw InvalidArgument(not_json + "byte order mark");
-  // It takes a null byte for the end of the text, and would read no further.
-  if (const size_t at = text.find('\0'); at != std::string_view::npos) {
-    throw InvalidArgument(not_json + "null byte at " + std::to_string(at));
-  }
-  try {
-    return Json::parse(text);
-  } catch (const Json::exception& e) {
-    throw InvalidArgument(not_json + e.what());
-  }
+  return nullptr;
 }
 
-const Json* find(const Json& object, std::string_view name) {
-  const auto found = object.find(name);
-  return found == object.end() ? nullptr : &*found;
-}
-
-const Json& require(const Json& object, const Place& place, std::string_view name) {
+const Json& require(const Json::Object& object, const Place& place, std::string_view name) {
   const Json* found = find(object, name);
   if (found == nullptr) place.refuse("`" + std::string(name) + "` is missing");
   return *found;
 }
 
 void refuse_type(const Json& in, const Place& place, std::string_view expected) {
-  place.refuse("expected " + std::string(expected) + ", got " + in.type_name());
+  place.refuse("Expected " + std::string(expected) + ", got `" + std::string(in.type_name()) + "`");
 }
 
 void refuse_unknown(const Place& place, std::string_view name) {
@@ -89,57 +90,45 @@ void refuse_unknown(const Place& place, std::string_view name) {
 }
 
 int64_t read_integer(const Json& in, const Place& place, int64_t low, int64_t high) {
-  int64_t value = 0;
-  if (in.is_number_unsigned() && in.get<uint64_t>() > static_cast<uint64_t>(kMax)) {
-    place.refuse(std::to_string(in.get<uint64_t>()) + " leaves the 64-bit range");
-  } else if (in.is_number_integer()) {
-    value = in.get<int64_t>();
-  } else {
-    refuse_type(in, place, "an integer");
+  if (const auto* huge = in.get_if<HugeInteger>()) {
+    refuse_range(place, huge->digits[0] == '-', low, high, huge->digits.substr(0, 40));
   }
-  if (value < low || value > high) {
-    place.refuse("must be between " + std::to_string(low) + " and " + std::to_string(high) +
-                 ", got " + std::to_string(value));
+  const auto* value = in.get_if<int64_t>();
+  if (value == nullptr) refuse_type(in, place, "`int`");
+  if (*value < low || *value > high) {
+    refuse_range(place, *value < low, low, high, std::to_string(*value));
   }
-  return value;
+  return *value;
 }
 
 std::string read_text(const Json& in, const Place& place, size_t shortest, size_t longest) {
-  if (!in.is_string()) refuse_type(in, place, "a string");
-  const auto& text = in.get_ref<const std::string&>();
-  const size_t length = num_characters(text);
-  if (length < shortest || length > longest) {
-    place.refuse("must have " + std::to_string(shortest) + " to " + std::to_string(longest) +
-                 " characters, got " + std::to_string(length));
-  }
-  return text;
+  const auto* text = in.get_if<std::string>();
+  if (text == nullptr) refuse_type(in, place, "`str`");
+  require_length(place, "`str`", num_characters(*text), shortest, longest);
+  return *text;
 }
 
-const Json& read_array(const Json& in, const Place& place, size_t longest) {
-  if (!in.is_array()) refuse_type(in, place, "an array");
-  if (in.size() > longest) {
-    place.refuse("at most " + std::to_string(longest) + " elements are read, got " +
-                 std::to_string(in.size()));
-  }
-  return in;
+const Json::Array& read_array(const Json& in, const Place& place, size_t longest, size_t shortest) {
+  const auto* elements = in.get_if<Json::Array>();
+  if (elements == nullptr) refuse_type(in, place, "`array`");
+  require_length(place, "`array`", elements->size(), shortest, longest);
+  return *elements;
 }
 
-const Json& read_object(const Json& in, const Place& place) {
-  if (!in.is_object()) refuse_type(in, place, "an object");
-  return in;
+const Json::Object& read_object(const Json& in, const Place& place) {
+  const auto* members = in.get_if<Json::Object>();
+  if (members == nullptr) refuse_type(in, place, "`object`");
+  return *members;
 }
 
 void read(const Json& in, const Place& place, int64_t& out) {
   out = read_integer(in, place, -kMax, kMax);
 }
 
-void read(const Json& in, const Place& place, int32_t& out) {
-  out = static_cast<int32_t>(read_integer(in, place, 0, 255));
-}
-
 void read(const Json& in, const Place& place, bool& out) {
-  if (!in.is_boolean()) refuse_type(in, place, "true or false");
-  out = in.get<bool>();
+  const auto* value = in.get_if<bool>();
+  if (value == nullptr) refuse_type(in, place, "`bool`");
+  out = *value;
 }
 
 void read(const Json& in, const Place& place, std::string& out) { out = read_name(in, place); }
@@ -150,14 +139,14 @@ void read(const Json& in, const Place& place, DType& out) {
 }
 
 void read(const Json& in, const Place& place, TokensPerState& out) {
-  if (!in.is_string()) {
+  const auto* text = in.get_if<std::string>();
+  if (text == nullptr) {
     out = {read_integer(in, place, -1, kMax), 1};
     return;
   }
-  const auto& text = in.get_ref<const std::string&>();
-  const size_t slash = text.find('/');
+  const size_t slash = text->find('/');
   if (slash != std::string::npos) {
-    const std::string_view view = text;
+    const std::string_view view = *text;
     const auto num = digits(view.substr(0, slash));
     const auto den = digits(view.substr(slash + 1));
     if (num && den) {
@@ -173,7 +162,7 @@ void read(const Json& in, const Place& place, BlockStrideAlignment& out) {
   using Kind = BlockStrideAlignment::Kind;
   if (in.is_null()) {
     out = {};
-  } else if (in.is_object()) {
+  } else if (in.get_if<Json::Object>()) {
     out = {Kind::kMultipleOf, read_multiple_of(in, place)};
   } else {
     out = {Kind::kBytes, read_integer(in, place, 1, kMax)};
@@ -181,8 +170,7 @@ void read(const Json& in, const Place& place, BlockStrideAlignment& out) {
 }
 
 void read(const Json& in, const Place& place, CustomDemand& out) {
-  read_object(in, place);
-  for (const auto& [name, value] : in.items()) {
+  for (const auto& [name, value] : read_object(in, place)) {
     const Place field(place, name);
     if (name == "cap_tokens") {
       read(value, field, out.cap_tokens);
@@ -197,7 +185,7 @@ void read(const Json& in, const Place& place, CustomDemand& out) {
 }
 
 void read(const Json& in, const Place& place, KernelBlockSize& out) {
-  if (in.is_object()) {
+  if (in.get_if<Json::Object>()) {
     out = {read_multiple_of(in, place), true};
   } else {
     out = {read_integer(in, place, 1, kMax), false};
@@ -233,10 +221,10 @@ void read(const Json& in, const Place& place, std::vector<KernelBlockSize>& out)
 }
 
 void read(const Json& in, const Place& place, std::vector<std::vector<int64_t>>& out) {
-  read_array(in, place, 64);
+  const Json::Array& shapes = read_array(in, place, 64);
   out.clear();
-  for (size_t i = 0; i < in.size(); ++i) {
-    read_elements(in[i], Place(place, i), 16, out.emplace_back());
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    read_elements(shapes[i], Place(place, i), 16, out.emplace_back());
   }
 }
 

@@ -1,20 +1,18 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "json_request/json_value.h"
 #include "json_request/place.h"
 #include "kvplan/config.h"
 #include "kvplan/spec.h"
 
 /// One JSON value for each type of field. Each throws `InvalidArgument` that names the place.
 namespace kvplan::json_request {
-
-using Json = nlohmann::json;
 
 inline constexpr size_t kMaxNameLength = 1024;
 inline constexpr size_t kMaxTextLength = 4096;
@@ -23,19 +21,17 @@ inline constexpr size_t kMaxTextLength = 4096;
 int64_t read_integer(const Json& in, const Place& place, int64_t low, int64_t high);
 /// A string of so many characters.
 std::string read_text(const Json& in, const Place& place, size_t shortest, size_t longest);
-/// An array of at most so many elements.
-const Json& read_array(const Json& in, const Place& place, size_t longest);
-const Json& read_object(const Json& in, const Place& place);
-/// The text as JSON; `what` names it in errors.
-Json parse(std::string_view text, std::string_view what);
+/// An array of so many elements.
+const Json::Array& read_array(const Json& in, const Place& place, size_t longest,
+                              size_t shortest = 0);
+const Json::Object& read_object(const Json& in, const Place& place);
 /// The member with this name, or null.
-const Json* find(const Json& object, std::string_view name);
-const Json& require(const Json& object, const Place& place, std::string_view name);
+const Json* find(const Json::Object& object, std::string_view name);
+const Json& require(const Json::Object& object, const Place& place, std::string_view name);
 [[noreturn]] void refuse_unknown(const Place& place, std::string_view name);
 [[noreturn]] void refuse_type(const Json& in, const Place& place, std::string_view expected);
 
 void read(const Json& in, const Place& place, int64_t& out);
-void read(const Json& in, const Place& place, int32_t& out);
 void read(const Json& in, const Place& place, bool& out);
 void read(const Json& in, const Place& place, std::string& out);
 void read(const Json& in, const Place& place, DType& out);
@@ -62,8 +58,8 @@ void read(const Json& in, const Place& place, std::optional<T>& out) {
 
 /// Refuses what none of the fields that `visit_names` visits is called.
 template <class VisitNames>
-void refuse_others(const Json& object, const Place& place, VisitNames&& visit_names) {
-  for (const auto& [key, value] : object.items()) {
+void refuse_others(const Json::Object& object, const Place& place, VisitNames&& visit_names) {
+  for (const auto& [key, value] : object) {
     bool known = false;
     visit_names([&](std::string_view name) { known = known || name == key; });
     if (!known) refuse_unknown(place, key);

@@ -9,11 +9,12 @@ import random
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 from test_request import EVERY_KIND, FULL, MALFORMED, OUT_OF_RANGE, example, nested, worker
 
 import kvplan
-from kvplan import request
+from kvplan import _core, request
 from kvplan.bench.scenarios import SCENARIOS
 from kvplan.request import RequestError
 
@@ -81,6 +82,15 @@ def read_by_python(text):
     }
 
 
+def refused_by_binding(text):
+    """What the C++ reader says of the text's value, parsed by Python; None if it takes it."""
+    try:
+        _core.read_request(msgspec.json.decode(text))
+    except (ValueError, RecursionError) as e:
+        return str(e)
+    return None
+
+
 def plain(name, value):
     """A field of the config as JSON; a missing model type is an empty one."""
     if name == "model_type" and value is None:
@@ -94,6 +104,9 @@ def check_alike(texts, folder):
     for text, cpp in zip(texts, read_by_cpp(texts, folder), strict=True):
         python = read_by_python(text)
         shown = text[:2000]
+        bound = refused_by_binding(text)
+        assert (bound is None) == ("refused" not in cpp), (shown, cpp, bound)
+        assert bound is None or not bound.startswith("$") or bound == cpp["refused"], shown
         assert ("refused" in cpp) == ("refused" in python), (shown, cpp, python)
         if "refused" in cpp:
             refused += 1

@@ -1,8 +1,9 @@
+#include "json_request/json_text.h"
 #include "kvplan/errors.h"
-#include "kvplan/json_plan.h"
 #include "kvplan/json_request.h"
 
 namespace kvplan {
+namespace json_request {
 namespace {
 
 [[noreturn]] void refuse() {
@@ -13,9 +14,11 @@ namespace {
 
 }  // namespace
 
+Json parse(std::string_view, std::string_view) { refuse(); }
+std::string dump(const Json&) { refuse(); }
+
+}  // namespace json_request
+
 bool can_read_json_requests() noexcept { return false; }
-JsonRequest read_json_request(std::string_view) { refuse(); }
-std::string write_json_plan(const Plan&) { refuse(); }
-Plan read_json_plan(std::string_view) { refuse(); }
 
 }  // namespace kvplan
