@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,29 @@ def circles(edges):
 
 def test_importing_runs_in_no_circle():
     assert circles({m: imported(m, when_imported=True) for m in MODULES}) == []
+
+
+HEAVY = {"torch", "vllm", "transformers", "numpy"}
+WITHOUT_DEFAULTS = """
+from kvplan.offline import models
+config = dict(models.load("gemma-3-27b").values)
+config["text_config"] = dict(config["text_config"], max_position_embeddings=None)
+models.kv_cache_specs(models.ModelConfig(config, "x"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import kvplan.planning, kvplan.builder, kvplan.specs", HEAVY | {"click", "msgspec"}),
+        ("import kvplan; kvplan.BlockPool(4)", HEAVY),
+        ("import kvplan.request", HEAVY),
+        (WITHOUT_DEFAULTS, HEAVY),
+    ],
+)
+def test_nothing_heavy_is_imported(code, heavy):
+    code += f"\nimport sys; assert not {heavy} & set(sys.modules), sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
