@@ -12,8 +12,8 @@ from kvplan.bench import WORKS, measure, report, scenarios
 from kvplan.bench.cpp import MANAGER_NAMES, POOL_NAMES, benchmark_of
 from kvplan.bench.pool import CASES, SIZES
 from kvplan.bench.scale import measure as measure_scale
+from kvplan.offline.cli.bench import bench_figure
 from kvplan.offline.cli.failures import BAD_INPUT, FITS
-from kvplan.offline.cli.render_bench import bench_figure
 from kvplan.request import loads
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks/cpp"

@@ -7,7 +7,7 @@ from built_in_kinds import KINDS
 from cli_runner import run
 
 from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
-from kvplan.offline.cli.layer_ranges import layer_ranges
+from kvplan.offline.cli.plan_facts import layer_ranges
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -7,7 +7,7 @@ import pytest
 from cli_runner import run
 
 from kvplan.offline.cli.failures import BAD_INPUT, FITS
-from kvplan.offline.cli.file_kinds import file_kind
+from kvplan.offline.cli.files import file_kind
 
 LOGS = sorted((Path(__file__).parents[1] / "data" / "startup_logs").glob("*.log"))
 LOG = "(EngineCore pid=1) INFO 12-01 10:00:00 [core.py:1] Available KV cache memory: 12.0 GiB\n"

@@ -8,9 +8,9 @@ from cli_runner import run
 
 import kvplan
 from kvplan.frontier import step_seconds
-from kvplan.offline.cli.charts import frontier_figure
 from kvplan.offline.cli.failures import BAD_INPUT, FITS
 from kvplan.offline.cli.knobs import PLENTY
+from kvplan.offline.cli.pictures import frontier_figure
 from kvplan.offline.cli.question import ModelQuestion
 from kvplan.offline.models import ModelOptions, load
 

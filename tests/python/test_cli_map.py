@@ -16,9 +16,8 @@ import kvplan
 from kvplan import request, specs
 from kvplan.bench import scenarios
 from kvplan.offline import models
-from kvplan.offline.cli.block_map import BlockMap, GroupMap, Page, block_map
-from kvplan.offline.cli.buffer_map import buffer_map
 from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
+from kvplan.offline.cli.map_data import BlockMap, GroupMap, Page, block_map, buffer_map
 from kvplan.offline.cli.map_svg import BAR_LEFT, BAR_WIDTH, draw_svg, fills
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -6,7 +6,7 @@ import pytest
 from cli_runner import execute, run
 
 from kvplan.offline import models
-from kvplan.offline.cli.token_counts import format_token_count, parse_token_count
+from kvplan.offline.cli.sizes import format_token_count, parse_token_count
 
 
 def test_table_names_every_model():

@@ -6,7 +6,7 @@ import pytest
 from cli_runner import run
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from kvplan.offline.cli import charts
+from kvplan.offline.cli import pictures
 from kvplan.offline.cli.failures import BAD_INPUT, FITS
 from kvplan.offline.cli.map_svg import KIND_COLOURS
 
@@ -60,7 +60,7 @@ def distance(a, b, blindness):
 
 @pytest.mark.parametrize("eyes", BLINDNESS)
 @pytest.mark.parametrize(
-    "colours", [charts.COLOURS, tuple(KIND_COLOURS.values())], ids=["charts", "maps"]
+    "colours", [pictures.COLOURS, tuple(KIND_COLOURS.values())], ids=["charts", "maps"]
 )
 def test_colours_keep_apart(colours, eyes):
     for a, b in itertools.combinations(colours, 2):
@@ -95,11 +95,13 @@ def overlaps(figure):
 
 def test_names_do_not_overlap():
     lines = [
-        charts.Line(f"line {i} of several with a long name", [(x * 8192, x * i) for x in range(17)])
-        for i in range(1, charts.MAX_LINES + 1)
+        pictures.Line(
+            f"line {i} of several with a long name", [(x * 8192, x * i) for x in range(17)]
+        )
+        for i in range(1, pictures.MAX_LINES + 1)
     ]
-    tokens = charts.Axis("tokens", is_binary=True)
-    assert overlaps(charts.lines_figure("t", "s", tokens, charts.Axis("y"), lines)) == []
+    tokens = pictures.Axis("tokens", is_binary=True)
+    assert overlaps(pictures.lines_figure("t", "s", tokens, pictures.Axis("y"), lines)) == []
 
 
 @pytest.mark.parametrize("command", ["frontier", "map"])
@@ -110,7 +112,7 @@ def test_light_and_dark(command, tmp_path):
     text = path.read_text()
     assert "prefers-color-scheme:dark" in text
     assert "currentColor" in text
-    assert charts.INK not in text
+    assert pictures.INK not in text
 
 
 def test_the_same_chart_is_the_same_text(tmp_path):

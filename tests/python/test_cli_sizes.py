@@ -7,8 +7,8 @@ from kvplan.offline.cli.sizes import (
     format_exact_size,
     format_size,
     parse_size,
+    parse_token_count,
 )
-from kvplan.offline.cli.token_counts import parse_token_count
 
 
 @pytest.mark.parametrize(

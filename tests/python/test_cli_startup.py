@@ -6,7 +6,7 @@ import sys
 import pytest
 from cli_runner import execute, run, surroundings
 
-from kvplan.offline.cli.commands import COMMANDS
+from kvplan.offline.cli.app import COMMANDS
 
 HEAVY = ("torch", "vllm", "transformers", "numpy")
 

@@ -15,10 +15,10 @@ from cli_runner import run, surroundings
 
 from kvplan.offline.cli import sweep_run
 from kvplan.offline.cli.failures import BAD_INPUT, FITS, INTERRUPTED
+from kvplan.offline.cli.param_types import parse_lengths, parse_sizes
 from kvplan.offline.cli.row_writers import RowWriter
 from kvplan.offline.cli.sweep_grid import COLUMN_TYPES, COLUMNS, Grid
 from kvplan.offline.cli.sweep_plot import SweepPlot
-from kvplan.offline.cli.value_lists import parse_lengths, parse_sizes
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -9,8 +9,7 @@ import click
 import pytest
 from cli_runner import execute_line, run, surroundings
 
-from kvplan.offline.cli.app import app
-from kvplan.offline.cli.commands import COMMANDS
+from kvplan.offline.cli.app import COMMANDS, app
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.S | re.M)

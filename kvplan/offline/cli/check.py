@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from kvplan.offline.cli.failures import FITS, counted, say_on_stderr
-from kvplan.offline.cli.file_kinds import refuse_other_kind
+from kvplan.offline.cli.files import refuse_other_kind
 
 BROKEN = 1
 

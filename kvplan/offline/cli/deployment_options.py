@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvplan.offline.budget.gpus import Gpu, defaults_for, find_gpu
+from kvplan.offline.cli.defaults import print_preset_if_asked, use_preset
 from kvplan.offline.cli.failures import BadInput
-from kvplan.offline.cli.file_kinds import refuse_other_kind
-from kvplan.offline.cli.heeded import option_given, refuse_unheeded
+from kvplan.offline.cli.files import refuse_other_kind, warn_if_shadowed
 from kvplan.offline.cli.param_types import (
     COUNTS,
     JSON_OBJECT,
@@ -30,13 +30,44 @@ from kvplan.offline.cli.param_types import (
     Parsed,
     parse_weights,
 )
-from kvplan.offline.cli.preset import print_preset_if_asked, use_preset
 from kvplan.offline.cli.question import ModelQuestion, Question, RequestQuestion
-from kvplan.offline.cli.shadowed import warn_if_shadowed
 from kvplan.offline.cli.sizes import parse_size
 
 if TYPE_CHECKING:
     from kvplan.offline.cli.gpu_budget import GpuBudget
+
+
+def option_given(name: str) -> str | None:
+    """The option as it is spelled, if the command line (not a preset) gives this parameter."""
+    ctx = click.get_current_context()
+    if ctx.get_parameter_source(name) is not click.core.ParameterSource.COMMANDLINE:
+        return None
+    return next(p.opts[0] for p in ctx.command.params if p.name == name)
+
+
+#: Options of the planner that only some groupings heed.
+_HEEDED_BY = {
+    "max_groups": ("compact",),
+    "reference_model_len": ("compact", "sliced"),
+    "min_large_blocks": ("sliced",),
+}
+
+
+def refuse_unheeded(values: dict[str, Any], grouping: str) -> None:
+    """Refuse options that the plan would not heed. `kvplan frontier` draws all groupings."""
+    if click.get_current_context().command.name != "frontier":
+        for name, groupings in _HEEDED_BY.items():
+            option = option_given(name)
+            if option is not None and grouping not in groupings:
+                raise BadInput(
+                    f"{option} changes nothing with --grouping {grouping}; give --grouping "
+                    f"{' or '.join(groupings)}, or leave it out"
+                )
+    for name in ("gpu_memory_utilization", "weights", "weights_per_gpu", "overhead"):
+        option = option_given(name)
+        if option is not None and values["gpu"] is None:
+            raise BadInput(f"{option} is for the estimate from --gpu; give --gpu, or leave it out")
+
 
 LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC", "NHD", "HND")
 GROUPINGS = ("vllm", "compact", "sliced")

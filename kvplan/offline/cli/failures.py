@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Iterable
 from typing import TextIO
 
 import click
@@ -136,3 +138,10 @@ def _usage(error: click.UsageError) -> str:
     if error.ctx is None:
         return message
     return f"{message} See '{error.ctx.command_path} --help'."
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What to append to an error: a space and the nearest known name; empty if none is near."""
+    by_lower = {k.lower(): k for k in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return f" Did you mean {by_lower[near[0]]}?" if near else ""

@@ -13,8 +13,12 @@ import click
 import kvplan
 from kvplan.offline.budget.gpus import Gpu
 from kvplan.offline.cli import fit_search
-from kvplan.offline.cli.deployment_options import deployment_options, parse_gpu, read_question
-from kvplan.offline.cli.encoder_words import encoder_note
+from kvplan.offline.cli.deployment_options import (
+    deployment_options,
+    option_given,
+    parse_gpu,
+    read_question,
+)
 from kvplan.offline.cli.failures import (
     DOES_NOT_FIT,
     FITS,
@@ -23,9 +27,9 @@ from kvplan.offline.cli.failures import (
     say_on_stderr,
     wrap_for_terminal,
 )
-from kvplan.offline.cli.heeded import option_given
 from kvplan.offline.cli.knobs import PLENTY
 from kvplan.offline.cli.param_types import LENGTH, IntegerIn, NumberIn, Parsed
+from kvplan.offline.cli.plan_facts import encoder_note
 from kvplan.offline.cli.question import ModelQuestion, Question
 from kvplan.offline.cli.replay import Goals, read_workload, replayable, workload_options
 from kvplan.offline.cli.sizes import format_enough
@@ -197,7 +201,7 @@ def _compare(
     workload: Workload | None,
 ) -> int:
     """What ``--users`` does: offers of several GPUs."""
-    from kvplan.offline.cli.buyers_table import COLUMNS, REPLAYED, offers
+    from kvplan.offline.cli.buyers import COLUMNS, REPLAYED, offers
 
     if not gpus:
         raise BadInput("--users compares GPUs; give them, e.g. --gpu H100,H200,B200")
@@ -214,7 +218,7 @@ def _compare(
     length = f" of {found[0].max_model_len:,} tokens" if found else ""
     title = f"{values['model']}: {counted(users, 'user')}{length}"
     if output is not None and output.suffix.lower() == ".html":
-        from kvplan.offline.cli.render_buyers import offers_page
+        from kvplan.offline.cli.buyers import offers_page
 
         output.write_text(offers_page(found, title), encoding="utf-8")
     elif output is not None:
@@ -225,7 +229,7 @@ def _compare(
     if as_json:
         click.echo(json.dumps(described, indent=2))
     elif found and output is None:
-        from kvplan.offline.cli.render_buyers import render_offers
+        from kvplan.offline.cli.buyers import render_offers
         from kvplan.offline.cli.terminal import make_console
 
         render_offers(make_console(), found)

@@ -11,7 +11,7 @@ import click
 
 from kvplan.offline.budget.gpus import find_gpu
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_stderr
-from kvplan.offline.cli.file_kinds import refuse_other_kind
+from kvplan.offline.cli.files import refuse_other_kind
 from kvplan.offline.cli.param_types import IntegerIn, ModelName, Parsed
 from kvplan.offline.cli.pictures import CHART_HELP
 
@@ -67,7 +67,7 @@ def command(
     if files.count("-") > 1:
         raise BadInput("- is stdin, which can be read once")
     if plot is not None:
-        from kvplan.offline.cli.charts import check_chart
+        from kvplan.offline.cli.pictures import check_chart
 
         check_chart(plot)
     from kvplan.offline.cli.log_report import LogReport
@@ -78,7 +78,7 @@ def command(
 
         write_request_file(reports[0].planner_input(), write_request)
     if plot is not None:
-        from kvplan.offline.cli.charts import starts_figure, write_chart
+        from kvplan.offline.cli.pictures import starts_figure, write_chart
 
         write_chart(plot, "Starts", starts_figure(reports))
     if as_json:

@@ -57,10 +57,9 @@ def command(output: Path, **values: Any) -> int:
 
 
 def _svg(label: str, plan: kvplan.Plan, *, with_buffer: bool) -> str:
-    from kvplan.offline.cli.block_map import block_map
-    from kvplan.offline.cli.buffer_map import buffer_map
-    from kvplan.offline.cli.group_rows import held_bytes, is_sliced
+    from kvplan.offline.cli.map_data import block_map, buffer_map
     from kvplan.offline.cli.map_svg import draw_svg
+    from kvplan.offline.cli.plan_facts import held_bytes, is_sliced
 
     block = block_map(plan)
     padding = sum(group.padding_bytes * group.pages_per_request for group in plan.groups)

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from xml.sax.saxutils import escape
 
-from kvplan.offline.cli.block_map import BlockMap, GroupMap, Page
-from kvplan.offline.cli.buffer_map import BufferMap, Part
+from kvplan.offline.cli.map_data import BlockMap, BufferMap, GroupMap, Page, Part
 from kvplan.offline.cli.pictures import themed
 from kvplan.offline.cli.sizes import format_size
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvplan.offline.cli.failures import FITS
-from kvplan.offline.cli.fixed_part import fixed_from_tokens
-from kvplan.offline.cli.sizes import format_size
-from kvplan.offline.cli.tables import Column, FittingTable
-from kvplan.offline.cli.token_counts import format_token_count
+from kvplan.offline.cli.plan_facts import fixed_from_tokens
+from kvplan.offline.cli.sizes import format_size, format_token_count
+from kvplan.offline.cli.terminal import Column, FittingTable
 
 if TYPE_CHECKING:
     from rich.console import Console

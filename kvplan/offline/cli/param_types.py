@@ -1,4 +1,4 @@
-"""Values of options: sizes, token counts, JSON, names with spelling suggestions."""
+"""Values of options: sizes, token counts, JSON, names with spelling suggestions, lists."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from kvplan.offline.cli.sizes import parse_size
-from kvplan.offline.cli.suggestions import did_you_mean
-from kvplan.offline.cli.token_counts import parse_positive, parse_token_count
+from kvplan.offline.cli.failures import did_you_mean
+from kvplan.offline.cli.sizes import parse_positive, parse_size, parse_token_count
 
 
 class Parsed(click.ParamType):
@@ -143,6 +142,65 @@ def _layers(text: str) -> tuple[str, ...]:
     return parts
 
 
+#: Values of one list; more is surely a mistake.
+MAX_VALUES = 100_000
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Sizes in bytes. Raises ValueError."""
+    return _numbers(text, parse_size)
+
+
+def parse_lengths(text: str) -> list[int | str]:
+    """Token counts, or ``auto``. Raises ValueError."""
+    return _each(text, lambda part: ["auto"] if part == "auto" else _range(part, parse_token_count))
+
+
+def parse_counts(text: str) -> list[int]:
+    """Token counts. Raises ValueError."""
+    return _numbers(text, parse_token_count)
+
+
+def parse_ranks(text: str) -> list[int]:
+    """Numbers of ranks, stages or workers. Raises ValueError."""
+    return _numbers(text, parse_positive)
+
+
+def parse_names(text: str) -> list[str]:
+    """Names. Raises ValueError."""
+    return _each(text, lambda part: [part])
+
+
+def _numbers(text: str, parse: Callable[[str], int]) -> list[int]:
+    return _each(text, lambda part: _range(part, parse))
+
+
+def _each(text: str, read: Callable[[str], list]) -> list:
+    values: list = []
+    for part in text.split(","):
+        if not part.strip():
+            raise ValueError(f"{text!r} has an empty entry")
+        values += read(part.strip())
+    if len(values) > MAX_VALUES:
+        raise ValueError(f"{text!r} has {len(values):,} values; at most {MAX_VALUES:,} are planned")
+    return list(dict.fromkeys(values))
+
+
+def _range(part: str, parse: Callable[[str], int]) -> list[int]:
+    """One number, or START:STOP:STEP with both ends included."""
+    ends = part.split(":")
+    if len(ends) == 1:
+        return [parse(part)]
+    if len(ends) != 3:
+        raise ValueError(f"{part!r} is no range; write START:STOP:STEP, e.g. 10GiB:80GiB:10GiB")
+    start, stop, step = map(parse, ends)
+    if stop < start:
+        raise ValueError(f"{part!r} runs backwards: {ends[1]} is less than {ends[0]}")
+    if (stop - start) // step >= MAX_VALUES:
+        raise ValueError(f"{part!r} has more than {MAX_VALUES:,} values")
+    return list(range(start, stop + 1, step))
+
+
 SIZE = Parsed("size", parse_size)
 SIZE_OR_ZERO = Parsed("size", lambda text: parse_size(text, least=0))
 SIZES = Parsed("size[,size...]", _sizes)
@@ -152,3 +210,8 @@ JSON_OBJECT = Parsed("json", _json_object)
 COUNTS = Parsed("n[,n...]", _counts)
 LAYERS = Parsed("layer[,layer...]", _layers)
 POSITIVE = Parsed("n", parse_positive)
+SIZE_LIST = Parsed("sizes", parse_sizes)
+LENGTH_LIST = Parsed("lengths", parse_lengths)
+TOKEN_LIST = Parsed("counts", parse_counts)
+RANK_LIST = Parsed("counts", parse_ranks)
+NAME_LIST = Parsed("names", parse_names)

@@ -77,14 +77,14 @@ def command(as_json: bool, write_request: Path | None, **values: Any) -> int:
         given.facts["verdict"] = verdict(given)
     knobs = find_knobs(question, plan) if plan.groups else []
     if as_json:
-        from kvplan.offline.cli.plan_json import plan_dict
+        from kvplan.offline.cli.plan_answer import plan_dict
 
         answer = plan_dict(given, plan, knobs)
         if chosen is not None:
             answer["workload"] = chosen.to_dict()
         click.echo(json.dumps(answer, indent=2))
     else:
-        from kvplan.offline.cli.render_plan import render_plan
+        from kvplan.offline.cli.plan_answer import render_plan
         from kvplan.offline.cli.terminal import make_console
 
         if chosen is not None:
@@ -124,7 +124,7 @@ def _refuse(
 ) -> int:
     knobs = knobs_of_failure(question, error)
     if as_json:
-        from kvplan.offline.cli.plan_json import failure_dict
+        from kvplan.offline.cli.plan_answer import failure_dict
 
         click.echo(json.dumps(failure_dict(given, error, knobs), indent=2))
     lines = [f"kvplan: {does_not_fit(given.label, error)}"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvplan.offline.cli.log_report import LogReport
-from kvplan.offline.cli.tables import Column, FittingTable
+from kvplan.offline.cli.terminal import Column, FittingTable
 from kvplan.offline.serve_line import written
 from kvplan.offline.startup_log import PHASES, MemorySum, Rank, Refusal
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.offline.cli.failures import counted
 from kvplan.offline.cli.sizes import format_size
-from kvplan.offline.cli.tables import Column, FittingTable
+from kvplan.offline.cli.terminal import Column, FittingTable
 from kvplan.offline.replay.run import quantiles
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def load_figure(label: str, report: Report) -> Any:
     """Blocks in use, requests and the hit rate, over time."""
     import numpy as np
 
-    from kvplan.offline.cli.charts import COLOURS, add_legend, new_figure
+    from kvplan.offline.cli.pictures import COLOURS, add_legend, new_figure
 
     samples = report.samples
     time = samples["time"]

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import kvplan
-from kvplan.offline.cli.deployment_options import deployment_options, read_question
+from kvplan.offline.cli.deployment_options import deployment_options, option_given, read_question
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, INTERRUPTED, BadInput, say_on_stderr
-from kvplan.offline.cli.heeded import option_given
 from kvplan.offline.cli.param_types import POSITIVE, IntegerIn, NumberIn, Parsed
 from kvplan.offline.cli.pictures import CHART_HELP
 from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question
@@ -154,7 +153,7 @@ def command(
     the plan and the trace. How long steps take is a stated model.
     """
     if plot is not None:
-        from kvplan.offline.cli.charts import check_chart
+        from kvplan.offline.cli.pictures import check_chart
 
         check_chart(plot)
     question = read_question(values)
@@ -167,7 +166,7 @@ def command(
     if output is not None:
         write_requests(output, report)
     if plot is not None:
-        from kvplan.offline.cli.charts import write_chart
+        from kvplan.offline.cli.pictures import write_chart
         from kvplan.offline.cli.render_replay import load_figure
 
         write_chart(plot, f"{given.label}: {load.name}", load_figure(given.label, report))
@@ -310,8 +309,8 @@ def run_with_progress(
     plan: kvplan.Plan, trace: Trace, policy: Policy, *, quiet: bool
 ) -> tuple[Report, bool]:
     """Run a trace under a progress bar; whether Ctrl-C ended it, with what was done kept."""
-    from kvplan.offline.cli.progress import ProgressBar
     from kvplan.offline.cli.sweep_run import Interrupts
+    from kvplan.offline.cli.terminal import ProgressBar
     from kvplan.offline.replay.run import run
 
     with (

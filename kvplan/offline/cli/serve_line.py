@@ -10,10 +10,10 @@ import click
 import kvplan
 from kvplan.offline.budget.gpus import defaults_for
 from kvplan.offline.cli import fit_search
+from kvplan.offline.cli.defaults import line_given
 from kvplan.offline.cli.deployment_options import deployment_options, read_question
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_stderr
 from kvplan.offline.cli.knobs import plan_with_plenty
-from kvplan.offline.cli.line_defaults import line_given
 from kvplan.offline.cli.param_types import IntegerIn
 from kvplan.offline.cli.question import ModelQuestion, PlannerInput
 from kvplan.offline.serve_line import Argument, ServeLine, find_option, written

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvplan.offline.budget.gpus import defaults_for, find_gpu
-from kvplan.offline.cli import value_lists
+from kvplan.offline.cli.defaults import print_preset_if_asked
 from kvplan.offline.cli.deployment_options import (
     ESTIMATE_OPTIONS,
     GROUPINGS,
@@ -20,17 +20,22 @@ from kvplan.offline.cli.deployment_options import (
     estimate_of,
     given_values,
     model_option_names,
+    option_given,
     preset_options,
 )
-from kvplan.offline.cli.failures import FITS, INTERRUPTED, BadInput
-from kvplan.offline.cli.file_kinds import refuse_other_kind
-from kvplan.offline.cli.heeded import option_given
-from kvplan.offline.cli.param_types import IntegerIn, Name, Parsed
+from kvplan.offline.cli.failures import FITS, INTERRUPTED, BadInput, did_you_mean
+from kvplan.offline.cli.files import refuse_other_kind, warn_if_shadowed
+from kvplan.offline.cli.param_types import (
+    LENGTH_LIST,
+    NAME_LIST,
+    RANK_LIST,
+    SIZE_LIST,
+    TOKEN_LIST,
+    IntegerIn,
+    Name,
+)
 from kvplan.offline.cli.pictures import CHART_HELP
-from kvplan.offline.cli.preset import print_preset_if_asked
 from kvplan.offline.cli.replay import read_workload, workload_options
-from kvplan.offline.cli.shadowed import warn_if_shadowed
-from kvplan.offline.cli.suggestions import did_you_mean
 from kvplan.offline.cli.sweep_run import BACKENDS
 
 if TYPE_CHECKING:
@@ -56,12 +61,6 @@ Other options are the same for all rows. Those before a vllm serve line override
 
 Exit codes: 0 all rows are written, 2 the input is wrong, 130 interrupted (rows so far are kept).
 """
-
-SIZES = Parsed("sizes", value_lists.parse_sizes)
-LENGTHS = Parsed("lengths", value_lists.parse_lengths)
-COUNTS = Parsed("counts", value_lists.parse_counts)
-RANKS = Parsed("counts", value_lists.parse_ranks)
-NAMES = Parsed("names", value_lists.parse_names)
 
 
 def _plotted() -> Sequence[str]:
@@ -129,13 +128,15 @@ def jobs_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("sweep", epilog=EPILOG)
 @click.argument("models", nargs=-1)
-@click.option("--memory", type=SIZES, help="Sizes for the KV cache of each GPU.")
-@click.option("--gpu", type=NAMES, help="Instead of --memory, estimate it for each of these GPUs.")
+@click.option("--memory", type=SIZE_LIST, help="Sizes for the KV cache of each GPU.")
+@click.option(
+    "--gpu", type=NAME_LIST, help="Instead of --memory, estimate it for each of these GPUs."
+)
 @click.option(
     "--tp",
     "--tensor-parallel-size",
     "tensor_parallel_size",
-    type=RANKS,
+    type=RANK_LIST,
     default="1",
     help="Tensor parallel ranks.",
 )
@@ -143,7 +144,7 @@ def jobs_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "--pp",
     "--pipeline-parallel-size",
     "pipeline_parallel_size",
-    type=RANKS,
+    type=RANK_LIST,
     default="1",
     help="Pipeline stages.",
 )
@@ -151,20 +152,22 @@ def jobs_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "--dcp",
     "--decode-context-parallel-size",
     "decode_context_parallel_size",
-    type=RANKS,
+    type=RANK_LIST,
     default="1",
     help="Decode context parallel ranks.",
 )
-@click.option("--max-model-len", type=LENGTHS, help="Tokens, or auto; the default is the model's.")
-@click.option("--kv-cache-dtype", type=NAMES, default="auto", help="E.g. auto,fp8.")
-@click.option("--block-size", type=COUNTS, help="Tokens of a block.")
+@click.option(
+    "--max-model-len", type=LENGTH_LIST, help="Tokens, or auto; the default is the model's."
+)
+@click.option("--kv-cache-dtype", type=NAME_LIST, default="auto", help="E.g. auto,fp8.")
+@click.option("--block-size", type=TOKEN_LIST, help="Tokens of a block.")
 @click.option(
     "--max-num-batched-tokens",
-    type=COUNTS,
+    type=TOKEN_LIST,
     default="8192",
     help="Tokens of one step.  [default: 8192, or with --gpu vLLM's for it]",
 )
-@click.option("--grouping", type=NAMES, default="vllm", help=f"Of {', '.join(GROUPINGS)}.")
+@click.option("--grouping", type=NAME_LIST, default="vllm", help=f"Of {', '.join(GROUPINGS)}.")
 @_shared_options
 @click.option(
     "--request",
@@ -215,14 +218,14 @@ def command(
 ) -> int:
     """Plan every combination of the given values for MODELS."""
     print_preset_if_asked(print_config)
-    from kvplan.offline.cli.progress import ProgressBar
     from kvplan.offline.cli.row_writers import ParquetParts, RowWriter
     from kvplan.offline.cli.sweep_grid import CHUNK
     from kvplan.offline.cli.sweep_plot import SweepPlot
     from kvplan.offline.cli.sweep_run import default_jobs, run_chunks
+    from kvplan.offline.cli.terminal import ProgressBar
 
     if plot is not None:
-        from kvplan.offline.cli.charts import check_chart, write_chart
+        from kvplan.offline.cli.pictures import check_chart, write_chart
 
         check_chart(plot)
     if resume and (output is None or plot is not None):

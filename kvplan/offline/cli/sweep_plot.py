@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvplan.offline.cli.charts import MAX_LINES, Axis, Line, lines_figure
 from kvplan.offline.cli.failures import BadInput
+from kvplan.offline.cli.pictures import MAX_LINES, Axis, Line, lines_figure
 from kvplan.offline.cli.sizes import format_size
 from kvplan.offline.cli.sweep_grid import KEYS, Grid
 

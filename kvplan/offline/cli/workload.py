@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import kvplan
-from kvplan.offline.cli.hit_unit import hit_unit
+from kvplan.offline.cli.plan_facts import hit_unit
 from kvplan.offline.cli.question import PlannerInput, Question
 from kvplan.offline.cli.replay import policy_of, replayable
-from kvplan.offline.cli.tables import Column, FittingTable
+from kvplan.offline.cli.terminal import Column, FittingTable
 from kvplan.offline.replay.generate import LOADS, generate
 from kvplan.offline.replay.run import Policy, Report, quantiles, run
 

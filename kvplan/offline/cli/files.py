@@ -1,11 +1,11 @@
-"""What a file is, told by its first bytes: a file given where another is meant is named."""
+"""What a file is, told by its first bytes, and a built-in model that hides a file of its name."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from kvplan.offline.cli.failures import BadInput
+from kvplan.offline.cli.failures import BadInput, say_on_stderr
 
 #: Bytes in which every kind shows itself.
 _HEAD = 1 << 14
@@ -43,3 +43,14 @@ def refuse_other_kind(path: str | Path, wanted: str) -> None:
     if kind is not None and kind != wanted:
         what, use = KINDS[kind]
         raise BadInput(f"{path} is {what}, not {KINDS[wanted][0]}: {use.format(path=path)}")
+
+
+def warn_if_shadowed(model: str) -> None:
+    """Say on stderr which of the two is taken, and how the other is named."""
+    from kvplan.offline.models import builtin_models
+
+    if model in builtin_models() and Path(model).exists():
+        say_on_stderr(
+            f"kvplan: warning: {model} is taken for the built-in model; to plan the file or "
+            f"directory of this name, write ./{model}"
+        )
