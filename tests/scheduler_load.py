@@ -1,13 +1,14 @@
-"""A random load through vLLM's real schedulers, two of them in lockstep.
+"""A random load through vLLM's real schedulers, three of them in lockstep.
 
-One has vLLM's KV cache manager, the other kvplan's. A stand-in for the model runner samples tokens
-from the request and the position, so that all that can differ is what the managers decide. Needs
-vLLM (0.33, or 0.32), no engine.
+One has vLLM's KV cache manager, one the same over kvplan's block pool, and one kvplan's manager. A
+stand-in for the model runner samples tokens from the request and the position, so that all that can
+differ is what managers and pools decide. Needs vLLM (0.33, or 0.32), no engine.
 """
 
 import json
 import random
 from collections import Counter, deque
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -374,7 +375,8 @@ def observe(server: Server, output: Any) -> dict[str, Any]:
     manager = server.manager
     cached = output.scheduled_cached_reqs
     stats = manager.make_prefix_cache_stats()
-    queue = manager.block_pool.free_block_queue
+    pool = manager.block_pool
+    blocks = [pool.blocks[i] for i in range(1, pool.num_gpu_blocks)]  # 0.32 counts the null block
     metrics = manager.metrics_collector
     return {
         "tokens": output.num_scheduled_tokens,
@@ -392,7 +394,8 @@ def observe(server: Server, output: Any) -> dict[str, Any]:
         "stats": (stats.requests, stats.queries, stats.hits, stats.preempted_hits, stats.reset),
         "usage": manager.usage,
         "tables": {name: manager.get_block_ids(name) for name in server.scheduler.requests},
-        "free": [block.block_id for block in queue.get_all_free_blocks()],
+        "free": [block.block_id for block in pool.free_block_queue.get_all_free_blocks()],
+        "blocks": [(block.ref_cnt, block.block_hash) for block in blocks],
         "events": server.take_events(),
         "boundary states": server.boundary_states,
         "measured": metrics
@@ -404,13 +407,13 @@ def observe(server: Server, output: Any) -> dict[str, Any]:
     }
 
 
-def compare(first: Server, second: Server, rng: random.Random, num_steps: int) -> Counter[str]:
-    """Drives both through the same load; raises AssertionError at the first difference.
+def compare(servers: Sequence[Server], rng: random.Random, num_steps: int) -> Counter[str]:
+    """Drives all through the same load; raises AssertionError at the first difference.
 
     Returns how often each path was taken.
     """
+    first = servers[0]
     paths: Counter[str] = Counter()
-    servers = (first, second)
     prefixes = [[rng.randrange(VOCABULARY) for _ in range(200)] for _ in range(3)]
     next_name = 0
     for step in range(num_steps):
@@ -431,12 +434,18 @@ def compare(first: Server, second: Server, rng: random.Random, num_steps: int) -
             # vLLM cannot take back what is being loaded.
             running = first.scheduler.connector is None and rng.random() < 0.5
             done = [s.scheduler.reset_prefix_cache(reset_running_requests=running) for s in servers]
-            assert done[0] == done[1]
+            assert len(set(done)) == 1
             paths["reset"] += done[0]
+        if step % 7 == 5 and first.settings.caching:
+            # Of one in use, vLLM's next step brings back a boundary inside it.
+            blocks = first.manager.block_pool.blocks
+            for server in servers:
+                server.manager.evict_blocks({b.block_id for b in blocks[::5] if b.ref_cnt == 0})
         outputs = [server.schedule() for server in servers]
         seen = [observe(*pair) for pair in zip(servers, outputs, strict=True)]
         for what, expected in seen[0].items():
-            assert seen[1][what] == expected, (step, what, expected, seen[1][what])
+            for server, found in zip(servers, seen, strict=True):
+                assert found[what] == expected, (step, server.manager, what, expected, found[what])
         paths["new"] += len(seen[0]["new"])
         paths["hits"] += seen[0]["stats"][2] > 0
         paths["preempted"] += len(seen[0]["preempted"] or ())
@@ -465,8 +474,8 @@ def compare(first: Server, second: Server, rng: random.Random, num_steps: int) -
     return paths
 
 
-def both_servers(settings: Settings, config: ModelConfig) -> tuple[Server, Server]:
-    """One on vLLM's manager and pool, one on kvplan's."""
+def make_servers(settings: Settings, config: ModelConfig) -> tuple[Server, Server, Server]:
+    """On vLLM's manager and pool, on vLLM's manager and kvplan's pool, on kvplan's manager."""
     vllm = detect()
     description = conversion.describe(vllm.interface, before_033=vllm.before_033)
     to_native = _core.VllmPlanner(description).to_native
@@ -474,12 +483,15 @@ def both_servers(settings: Settings, config: ModelConfig) -> tuple[Server, Serve
     applied = Applied(block_pool.patches(vllm))
     try:
         ours = Server(settings, config, make)
+        pooled = Server(settings, config, vllm_scheduler.KVCacheManager)
     finally:
         applied.undo()
-    assert type(ours.manager) is cache_manager.KVCacheManager
     vllms = Server(settings, config, vllm_scheduler.KVCacheManager)
+    assert type(ours.manager) is cache_manager.KVCacheManager
+    assert type(pooled.manager) is type(vllms.manager) is vllm_scheduler.KVCacheManager
+    assert type(pooled.manager.block_pool) is block_pool.BlockPool
     assert type(vllms.manager.block_pool) is not block_pool.BlockPool
-    return vllms, ours
+    return vllms, pooled, ours
 
 
 def compare_kind(
@@ -490,8 +502,10 @@ def compare_kind(
     paths: Counter[str] = Counter()
     for seed in range(num_runs):
         rng = random.Random(f"{kind} {seed}")
-        vllms, ours = both_servers(Settings(rng, kind, seed), config)
-        paths += compare(vllms, ours, rng, num_steps)
+        servers = make_servers(Settings(rng, kind, seed), config)
+        paths += compare(servers, rng, num_steps)
+        *_, pooled, ours = servers
+        pooled.manager.block_pool.check_invariants()
         ours.manager.check_invariants()
         paths["quiet"] += ours.manager.num_quiet
         paths["allocations"] += ours.manager.num_allocations

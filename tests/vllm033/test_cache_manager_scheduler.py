@@ -1,4 +1,4 @@
-"""vLLM's real scheduler with vLLM's KV cache manager beside the same with kvplan's."""
+"""vLLM's real scheduler with vLLM's manager and pool beside the same with kvplan's; 0.32's, too."""
 
 import os
 
