@@ -20,7 +20,7 @@ from kvplan.offline.models import (
     UnknownArchitecture,
     not_planned,
 )
-from kvplan.offline.models.drafter_method import speculative_method
+from kvplan.offline.models.drafters import speculative_method
 from kvplan.offline.models.registry import MTP_ARCHITECTURES
 
 REGISTERED = all_recordings()

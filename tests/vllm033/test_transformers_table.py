@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from recordings import all_recordings
 
-from kvplan.offline.models.transformers_table import class_defaults
+from kvplan.offline.models.config_view import class_defaults
 
 KEYS = (
     "hidden_size",

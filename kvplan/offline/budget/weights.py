@@ -24,7 +24,7 @@ from kvplan.offline.budget.quantization import quantized
 from kvplan.offline.budget.sharding import Placement, bytes_on_rank, mtp_tensors, stored_bytes
 from kvplan.offline.models.config_file import builtin_models, model_on_hub, snapshot_directory
 from kvplan.offline.models.config_view import MAX_LAYERS, ConfigView
-from kvplan.offline.models.drafter_method import WITHOUT_CACHE, speculative_method
+from kvplan.offline.models.drafters import WITHOUT_CACHE, speculative_method
 from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.layers import AttentionLayer, MLALayer
 from kvplan.offline.models.options import ModelOptions

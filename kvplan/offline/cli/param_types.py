@@ -122,7 +122,7 @@ def _json_object(text: str) -> dict[str, Any]:
             f'{text!r} is not JSON; write e.g. \'{{"method": "mtp", "num_speculative_tokens": 1}}\''
         ) from None
     if not isinstance(value, dict):
-        from kvplan.offline.models.json_words import json_type
+        from kvplan.offline.models.config_view import json_type
 
         raise ValueError(f"{text!r} is {json_type(value)}, not an object")
     return value

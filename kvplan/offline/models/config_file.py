@@ -10,9 +10,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from kvplan.offline.models.config_view import json_type
 from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.hub import FileNotOnHub, HubModel, hub_model
-from kvplan.offline.models.json_words import json_type
 
 #: A config.json is a few kilobytes; anything larger is some other file.
 MAX_CONFIG_BYTES = 16 << 20

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan.offline.models.config_view import ConfigView
+from kvplan.offline.models.config_view import LENGTH_KEYS, ConfigView
 from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.options import ModelOptions
-from kvplan.offline.models.value_types import LENGTH_KEYS
 
 _DEFAULT_LENGTH = 2048
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvplan import specs
-from kvplan.offline.models.block_sizes import sliding_block_size
+from kvplan.offline.models.backend_choice import sliding_block_size
 from kvplan.offline.models.layers import AttentionLayer, CustomLayer, Layer, MLALayer, StateLayer
 from kvplan.offline.models.parallel import check_query_groups, local_kv_heads
 from kvplan.offline.packing import (

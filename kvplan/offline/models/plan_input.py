@@ -6,32 +6,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kvplan.offline.models.activation_dtype import activation_dtype, declared_dtype
-from kvplan.offline.models.checkpoint_cache_dtype import checkpoint_cache_dtype
+from kvplan.offline.models.backend_choice import resolve_layout, supported_layouts
 from kvplan.offline.models.config_file import read_config
-from kvplan.offline.models.config_view import TEXT_CONFIG_KEYS, ConfigView, text_view
+from kvplan.offline.models.config_view import TEXT_CONFIG_KEYS, ConfigView, has_type, text_view
 from kvplan.offline.models.context_length import derived_max_model_len, resolve_max_model_len
-from kvplan.offline.models.drafter_method import (
+from kvplan.offline.models.drafters import (
     HIDDEN_STATE_METHODS,
     WITHOUT_BLOCK_DROP,
     speculative_method,
+    with_drafter,
 )
-from kvplan.offline.models.drafters import with_drafter
+from kvplan.offline.models.dtypes import activation_dtype, checkpoint_cache_dtype, declared_dtype
 from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.layer_specs import spec_of
 from kvplan.offline.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers
-from kvplan.offline.models.layouts import resolve_layout, supported_layouts
-from kvplan.offline.models.mlp_width import check_mlp_width
 from kvplan.offline.models.options import ModelOptions
 from kvplan.offline.models.parallel import (
     check_attention_heads,
     check_grouped_context_parallel,
+    check_mlp_width,
     check_vocabulary,
     pipeline_stages,
 )
 from kvplan.offline.models.registry import Architecture, find_architecture, model_layers
 from kvplan.offline.models.resolve import Resolution
-from kvplan.offline.models.value_types import has_type
 from kvplan.offline.packing import get_backend, is_quantized, storage_dtype
 
 

@@ -10,7 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvplan.offline.models.config_view import TEXT_CONFIG_KEYS, ConfigView
+from kvplan.offline.models.config_view import (
+    TEXT_CONFIG_KEYS,
+    ConfigView,
+    causal_language_model,
+    is_model_type,
+)
+from kvplan.offline.models.drafters import (
+    by_layer_types,
+    deepseek_v4_window,
+    like_the_model,
+    mimo_v2_window,
+)
 from kvplan.offline.models.errors import ModelError, UnknownArchitecture
 from kvplan.offline.models.families.chunked_local import chunked_local
 from kvplan.offline.models.families.context import FamilyContext
@@ -19,15 +30,6 @@ from kvplan.offline.models.families.deepseek_v41 import deepseek_v41
 from kvplan.offline.models.families.dense import dense
 from kvplan.offline.models.families.encoder_decoder import whisper
 from kvplan.offline.models.families.glm5_next import glm5_next
-from kvplan.offline.models.families.heads import (
-    all_heads,
-    dbrx_kv_heads,
-    falcon_kv_heads,
-    kv_heads_under,
-    latent_head_size,
-    multi_query,
-    split_head_size,
-)
 from kvplan.offline.models.families.heterogeneous import mimo_v2, nemotron_nas
 from kvplan.offline.models.families.inkling import inkling
 from kvplan.offline.models.families.linear_attention import (
@@ -48,20 +50,23 @@ from kvplan.offline.models.families.mamba import (
 )
 from kvplan.offline.models.families.minimax_m3 import minimax_m3
 from kvplan.offline.models.families.mla import mla
-from kvplan.offline.models.families.mtp import (
-    by_layer_types,
-    deepseek_v4_window,
-    like_the_model,
-    mimo_v2_window,
-)
 from kvplan.offline.models.families.qwen4_exp import qwen4_exp
 from kvplan.offline.models.families.shared_kv import shared_kv
 from kvplan.offline.models.layers import ModelLayers
 from kvplan.offline.models.not_planned import reason
 from kvplan.offline.models.options import ModelOptions
 from kvplan.offline.models.shaping_keys import check_every_key_is_read
-from kvplan.offline.models.traits import Mtp, Traits
-from kvplan.offline.models.transformers_table import causal_language_model, is_model_type
+from kvplan.offline.models.traits import (
+    Mtp,
+    Traits,
+    all_heads,
+    dbrx_kv_heads,
+    falcon_kv_heads,
+    kv_heads_under,
+    latent_head_size,
+    multi_query,
+    split_head_size,
+)
 
 Family = Callable[[FamilyContext], ModelLayers]
 

@@ -8,8 +8,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from kvplan import specs
-from kvplan.offline.models.backend_choice import can_run, check_triton_dtype, choose_backend
-from kvplan.offline.models.block_sizes import (
+from kvplan.offline.models.backend_choice import (
+    can_run,
+    check_triton_dtype,
+    choose_backend,
     hybrid_block_size,
     preferred_block_size,
     skip_layer_page,

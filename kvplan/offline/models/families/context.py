@@ -1,10 +1,11 @@
-"""What every family reads: the config, the options, and a few derived values."""
+"""What every family reads: the config, the options, and which layers slide."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from kvplan.offline.models.config_view import ConfigView
+from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.options import ModelOptions
 from kvplan.offline.models.traits import Traits
 
@@ -47,3 +48,95 @@ class FamilyContext:
     def state_name(self, index: int) -> str:
         """VLLM's name of a recurrent layer."""
         return self.prefix + self.traits.state_pattern.format(i=index)
+
+
+def model_window(context: FamilyContext) -> int | None:
+    """A window that holds for the whole model, or None.
+
+    vLLM takes ``sliding_window`` for every layer unless the config lists layer kinds, or the
+    config class drops it (``use_sliding_window`` false).
+    """
+    text = context.text
+    window = text.get("sliding_window")
+    if "sliding_window" in context.traits.ignored_keys or text.get("use_sliding_window") is False:
+        return None
+    return window if isinstance(window, int) and window > 0 else None
+
+
+def _pattern_types(context: FamilyContext, num_layers: int) -> list[str] | None:
+    """Layer kinds from a period: the last layer of each period is full."""
+    period = context.traits.period
+    if period is None:
+        return None
+    for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+        value = context.text.own(key)
+        if isinstance(value, int) and value > 0:
+            period = value
+            break
+    return [
+        "full_attention" if (i + 1) % period == 0 else "sliding_attention"
+        for i in range(num_layers)
+    ]
+
+
+def layer_kinds(context: FamilyContext) -> list[str] | None:
+    """The kind of every layer, or None where all are alike."""
+    num_layers = context.text.num_layers
+    return context.text.layer_types(num_layers) or _pattern_types(context, num_layers)
+
+
+def window_of_layers(context: FamilyContext) -> list[int | None]:
+    """The window of every layer in tokens, None for full attention.
+
+    Raises:
+        ModelError: If a layer slides and no window is given.
+    """
+    num_layers = context.text.num_layers
+    listed = _listed_windows(context, num_layers)
+    if listed is not None:
+        return listed
+    kinds = layer_kinds(context)
+    if kinds is None:
+        return [model_window(context)] * num_layers
+    window = context.text.get("sliding_window")
+    windows: list[int | None] = []
+    for i, kind in enumerate(kinds):
+        if kind not in context.traits.sliding_kinds:
+            windows.append(None)
+            continue
+        if not isinstance(window, int) or window < 1:
+            raise ModelError(
+                f"{context.text.where}.layer_types[{i}] is {kind!r}, but sliding_window is "
+                f"{window!r}"
+            )
+        windows.append(window + context.traits.window_extra)
+    return windows
+
+
+def _listed_windows(context: FamilyContext, num_layers: int) -> list[int | None] | None:
+    """Windows that the config spells out layer by layer, as PLaMo 3 does."""
+    for key in ("interleaved_sliding_window", "sliding_window", "window_sizes"):
+        windows = context.text.own(key)
+        if not isinstance(windows, list):
+            continue
+        if key == "window_sizes":
+            windows = [_tokens_of_pair(pair) for pair in windows]
+        where = f"{context.text.where}.{key}"
+        if len(windows) != num_layers:
+            raise ModelError(
+                f"{where} has {len(windows)} entries, but the model has {num_layers} layers"
+            )
+        for i, window in enumerate(windows):
+            if window is not None and (not isinstance(window, int) or window < 1):
+                raise ModelError(f"{where}[{i}] is {window!r}, which is not a number of tokens")
+        context.text.keys_read |= {"layer_types", "sliding_window"}  # the list says it all
+        return windows
+    return None
+
+
+def _tokens_of_pair(pair: object) -> object:
+    """The window of a pair of tokens (left, right), which counts the token itself in vLLM."""
+    left = pair[0] if isinstance(pair, list) and pair else pair
+    if not isinstance(left, int):
+        return left
+    return left + 1 if left > 0 else None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from kvplan.offline.models.errors import ModelError
-from kvplan.offline.models.families.context import FamilyContext
-from kvplan.offline.models.families.windows import window_of_layers
+from kvplan.offline.models.families.context import FamilyContext, window_of_layers
 from kvplan.offline.models.layers import AttentionLayer, ModelLayers
 
 
