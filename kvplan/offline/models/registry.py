@@ -74,6 +74,7 @@ _SELF_ATTN = "model.layers.{i}.self_attn.attn"
 _ATTN = "model.layers.{i}.attn.attn"
 _GPT = "transformer.h.{i}.attn.attn"
 _CHATGLM = "transformer.encoder.layers.{i}.self_attention.attn"
+_MIXER = "model.layers.{i}.mixer"
 _LINEAR_ATTN = "model.layers.{i}.linear_attn"
 _LANGUAGE_MODEL = "language_model."
 
@@ -146,11 +147,7 @@ def _table() -> dict[str, Architecture]:
         "Phi4MMForCausalLM",
         dense,
     )
-    add(
-        "PhiForCausalLM StableLmForCausalLM Starcoder2ForCausalLM",
-        dense,
-        ignored_keys=("sliding_window",),
-    )
+    add("PhiForCausalLM StableLmForCausalLM Starcoder2ForCausalLM", dense)
     add("GPT2LMHeadModel GPTJForCausalLM", dense, _GPT, kv_heads=all_heads)
     add("GPTBigCodeForCausalLM", dense, "model.h.{i}.attn.attn", kv_heads=multi_query)
     add("GPTNeoXForCausalLM", dense, "model.layers.{i}.attention.attn", kv_heads=all_heads)
@@ -162,13 +159,7 @@ def _table() -> dict[str, Architecture]:
         kv_heads=falcon_kv_heads,
     )
     add("OPTForCausalLM", dense, "model.decoder.layers.{i}.self_attn.attn", kv_heads=all_heads)
-    add(
-        "MiniCPM3ForCausalLM",
-        dense,
-        kv_heads=all_heads,
-        head_size=latent_head_size,
-        ignored_keys=("kv_lora_rank",),
-    )
+    add("MiniCPM3ForCausalLM", dense, kv_heads=all_heads, head_size=latent_head_size)
     # Sliding windows in some layers.
     add("Gemma2ForCausalLM VaultGemmaForCausalLM", dense, period=2)
     add("Gemma3ForCausalLM", dense, period=6)
@@ -189,11 +180,7 @@ def _table() -> dict[str, Architecture]:
     add("Step1ForCausalLM", dense, kv_heads=kv_heads_under("num_attention_groups"))
     add("Rnj1ForCausalLM", dense, sliding_kinds=frozenset({"chunked_attention"}))
     add("DomynEdgeForCausalLM", dense, "model.layers.{i}.attention.attn")
-    add(
-        "MiMoV2FlashForCausalLM MiMoV2ForCausalLM",
-        mimo_v2,
-        ignored_keys=("sliding_window", "attention_chunk_size"),
-    )
+    add("MiMoV2FlashForCausalLM MiMoV2ForCausalLM", mimo_v2)
     add("DeciLMForCausalLM", nemotron_nas)
     add("Gemma3nForCausalLM", shared_kv, period=5)
     add("Gemma4ForCausalLM", shared_kv, full_heads_differ=True)
@@ -212,26 +199,21 @@ def _table() -> dict[str, Architecture]:
         "model.layers.{i}.self_attn.{j}.attn",
         attentions_per_layer=2,
     )
-    add(
-        "InklingForCausalLM InklingForConditionalGeneration",
-        inkling,
-        "model.layers.{i}.attn",
-        ignored_keys=("layer_types",),
-    )
+    add("InklingForCausalLM InklingForConditionalGeneration", inkling, "model.layers.{i}.attn")
     add("DeepseekV4ForCausalLM", deepseek_v4, "model.layers.{i}.attn")
-    add(
-        "DeepseekV41ForCausalLM",
-        deepseek_v41,
-        "language_model.model.layers.{i}.attn",
-        ignored_keys=("index_topk",),
-    )
+    add("DeepseekV41ForCausalLM", deepseek_v41, "language_model.model.layers.{i}.attn")
     add("MambaForCausalLM FalconMambaForCausalLM", pure_mamba, "backbone.layers.{i}.mixer")
     add("Mamba2ForCausalLM", pure_mamba, "backbone.layers.{i}.mixer", mamba_version=2)
-    add("JambaForCausalLM", jamba, "model.layers.{i}.attn")
-    add("GraniteMoeHybridForCausalLM", granite_hybrid)
-    add("FalconH1ForCausalLM", falcon_h1, "model.layers.{i}.attn")
-    add("NemotronHForCausalLM NemotronHPuzzleForCausalLM", nemotron_h)
-    add("Zamba2ForCausalLM", zamba2)
+    add("JambaForCausalLM", jamba, "model.layers.{i}.attn", state_pattern=_MIXER)
+    add("GraniteMoeHybridForCausalLM", granite_hybrid, state_pattern=_MIXER)
+    add("FalconH1ForCausalLM", falcon_h1, "model.layers.{i}.attn", state_pattern="model.{i}.mixer")
+    add(
+        "NemotronHForCausalLM NemotronHPuzzleForCausalLM",
+        nemotron_h,
+        f"{_MIXER}.attn",
+        state_pattern=_MIXER,
+    )
+    add("Zamba2ForCausalLM", zamba2, "model.attn.{i}", state_pattern="{i}.mixer")
     add(
         "Qwen3NextForCausalLM",
         gated_delta,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvplan.offline.models.families.context import FamilyContext
-from kvplan.offline.models.layers import AttentionLayer, ModelLayers
+from kvplan.offline.models.layers import ModelLayers
 
 #: Every fourth layer has no rotary embedding and attends to everything.
 _NO_ROPE_INTERVAL = 4
@@ -23,21 +23,7 @@ def chunked_local(context: FamilyContext) -> ModelLayers:
         interval = text.optional_size("no_rope_layer_interval", _NO_ROPE_INTERVAL)
         uses_rope = [(i + 1) % interval != 0 for i in range(num_layers)]
     chunk = text.optional_size("attention_chunk_size")
-    kv_heads, head_size = text.num_kv_heads, text.head_size
-    layers = tuple(
-        AttentionLayer(
-            name=context.name(i),
-            index=i,
-            num_kv_heads=kv_heads,
-            head_size=head_size,
-            attention_chunk_size=chunk if uses_rope[i] else None,
-        )
+    return context.model(
+        context.attention(i, attention_chunk_size=chunk if uses_rope[i] else None)
         for i in range(num_layers)
-    )
-    return ModelLayers(
-        layers=layers,
-        num_hidden_layers=num_layers,
-        page_kv_heads=kv_heads,
-        page_head_size=head_size,
-        model_type=text.model_type,
     )

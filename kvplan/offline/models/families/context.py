@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kvplan.offline.models.config_view import ConfigView
 from kvplan.offline.models.errors import ModelError
+from kvplan.offline.models.layers import AttentionLayer, Layer, ModelLayers, StateLayer
 from kvplan.offline.models.options import ModelOptions
 from kvplan.offline.models.traits import Traits
 
@@ -48,6 +51,49 @@ class FamilyContext:
     def state_name(self, index: int) -> str:
         """VLLM's name of a recurrent layer."""
         return self.prefix + self.traits.state_pattern.format(i=index)
+
+    def attention(self, index: int, **fields: Any) -> AttentionLayer:
+        """Keys and values of a layer; the config says the name and the heads that are not given."""
+        text = self.text
+        return AttentionLayer(
+            index=index,
+            **_filled(
+                fields,
+                name=lambda: self.name(index),
+                num_kv_heads=lambda: text.num_kv_heads,
+                head_size=lambda: text.head_size,
+            ),
+        )
+
+    def interleaved(
+        self, attends: Sequence[bool], attention: Layer, state: StateLayer
+    ) -> tuple[Layer, ...]:
+        """By layer, the one where it attends and else the other, each under its own name."""
+        return tuple(
+            replace(attention, name=self.name(i), index=i)
+            if attending
+            else replace(state, name=self.state_name(i), index=i)
+            for i, attending in enumerate(attends)
+        )
+
+    def model(self, layers: Iterable[Layer], **fields: Any) -> ModelLayers:
+        """The model of these layers; the config says the number and the heads not given."""
+        text = self.text
+        return ModelLayers(
+            layers=tuple(layers),
+            model_type=text.model_type,
+            **_filled(
+                fields,
+                num_hidden_layers=lambda: text.num_layers,
+                page_kv_heads=lambda: 1 if fields.get("uses_mla") else text.num_kv_heads,
+                page_head_size=lambda: text.head_size,
+            ),
+        )
+
+
+def _filled(fields: dict[str, Any], **defaults: Callable[[], Any]) -> dict[str, Any]:
+    """The fields, with what is read only where it is missing."""
+    return fields | {name: read() for name, read in defaults.items() if name not in fields}
 
 
 def model_window(context: FamilyContext) -> int | None:

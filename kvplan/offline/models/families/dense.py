@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.families.context import FamilyContext, window_of_layers
-from kvplan.offline.models.layers import AttentionLayer, ModelLayers
+from kvplan.offline.models.layers import ModelLayers
 
 
 def dense(context: FamilyContext) -> ModelLayers:
     """Layers that differ at most in their window."""
-    text = context.text
-    num_layers = text.num_layers
-    traits = context.traits
+    text, traits = context.text, context.traits
     kv_heads, head_size = traits.kv_heads(text), traits.head_size(text)
     if not traits.replicates_kv_heads and kv_heads % context.tp:
         raise ModelError(
@@ -19,22 +17,17 @@ def dense(context: FamilyContext) -> ModelLayers:
             f"tensor_parallel_size must divide them; got {context.tp}"
         )
     windows = window_of_layers(context)
-    layers = tuple(
-        AttentionLayer(
+    layers = (
+        context.attention(
+            i,
             name=context.name(i * traits.name_step),
-            index=i,
             num_kv_heads=kv_heads,
             head_size=head_size,
             sliding_window=windows[i],
             has_sinks=traits.has_sinks,
         )
-        for i in range(num_layers)
+        for i in range(text.num_layers)
     )
-    return ModelLayers(
-        layers=layers,
-        num_hidden_layers=num_layers,
-        page_kv_heads=kv_heads,
-        page_head_size=head_size,
-        mm_prefix=traits.mm_prefix,
-        model_type=text.model_type,
+    return context.model(
+        layers, page_kv_heads=kv_heads, page_head_size=head_size, mm_prefix=traits.mm_prefix
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvplan.offline.models.families.context import FamilyContext
-from kvplan.offline.models.layers import AttentionLayer, Layer, ModelLayers
+from kvplan.offline.models.layers import Layer, ModelLayers
 
 
 def whisper(context: FamilyContext) -> ModelLayers:
@@ -17,20 +17,19 @@ def whisper(context: FamilyContext) -> ModelLayers:
     def layers() -> Iterator[Layer]:
         for i in range(num_layers):
             for part, is_cross in (("self_attn", False), ("encoder_attn", True)):
-                yield AttentionLayer(
+                yield context.attention(
+                    i,
                     name=f".decoder.layers.{i}.layers.{part}.attn",
-                    index=i,
                     num_kv_heads=heads,
                     head_size=head_size,
                     is_cross=is_cross,
                 )
 
-    return ModelLayers(
-        layers=tuple(layers()),
+    return context.model(
+        layers(),
         num_hidden_layers=num_layers,
         is_encoder_decoder=True,
         encoder_tokens=text.optional_size("max_source_positions"),
         page_kv_heads=heads,
         page_head_size=head_size,
-        model_type=text.model_type,
     )

@@ -31,14 +31,11 @@ def glm5_next(context: FamilyContext) -> ModelLayers:
     kinds = text.layer_types(text.num_layers)
     if kinds is None or any(kind not in (_LINEAR, _SPARSE) for kind in kinds):
         raise ModelError(f"{text.where}.layer_types must list {_LINEAR} or {_SPARSE} by layer")
-    return ModelLayers(
-        layers=tuple(layer for i, kind in enumerate(kinds) for layer in _layers(context, i, kind)),
-        num_hidden_layers=text.num_layers,
+    return context.model(
+        (layer for i, kind in enumerate(kinds) for layer in _layers(context, i, kind)),
         is_hybrid=True,
         uses_mla=True,
-        page_kv_heads=1,
         page_head_size=latent_size(text),
-        model_type=text.model_type,
     )
 
 

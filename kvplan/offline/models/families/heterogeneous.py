@@ -18,15 +18,8 @@ def mimo_v2(context: FamilyContext) -> ModelLayers:
     text = context.text
     num_layers = text.num_layers
     pattern = text.sizes("hybrid_layer_pattern", num_layers)
-    return ModelLayers(
-        layers=tuple(
-            mimo_v2_layer(text, context.name(i), i, slides=pattern[i] == 1)
-            for i in range(num_layers)
-        ),
-        num_hidden_layers=num_layers,
-        page_kv_heads=text.num_kv_heads,
-        page_head_size=text.head_size,
-        model_type=text.model_type,
+    return context.model(
+        mimo_v2_layer(text, context.name(i), i, slides=pattern[i] == 1) for i in range(num_layers)
     )
 
 
@@ -54,7 +47,7 @@ def nemotron_nas(context: FamilyContext) -> ModelLayers:
     Mirrors vllm/model_executor/models/nemotron_nas.py::DeciLMDecoderLayer (0.33).
     """
     text = context.text
-    num_layers, heads, head_size = text.num_layers, text.num_heads, text.head_size
+    num_layers, heads = text.num_layers, text.num_heads
     blocks = text.require("block_configs")
     if not isinstance(blocks, list) or len(blocks) < num_layers:
         raise ModelError(
@@ -72,17 +65,9 @@ def nemotron_nas(context: FamilyContext) -> ModelLayers:
                     f"{text.where}.block_configs[{i}].attention.n_heads_in_group is {group!r}; it "
                     f"must divide num_attention_heads ({heads})"
                 )
-            yield AttentionLayer(
-                name=context.name(i), index=i, num_kv_heads=heads // group, head_size=head_size
-            )
+            yield context.attention(i, num_kv_heads=heads // group)
 
     found = tuple(layers())
     if not found:
         raise ModelError(f"{text.where}.block_configs has no layer with attention")
-    return ModelLayers(
-        layers=found,
-        num_hidden_layers=num_layers,
-        page_kv_heads=found[0].num_kv_heads,
-        page_head_size=head_size,
-        model_type=text.model_type,
-    )
+    return context.model(found, page_kv_heads=found[0].num_kv_heads)

@@ -34,13 +34,7 @@ def inkling(context: FamilyContext) -> ModelLayers:
             f"{context.architecture} is planned with kv_cache_dtype {', '.join(_CACHE_DTYPES)}; "
             f"got {context.options.kv_cache_dtype!r}"
         )
-    return ModelLayers(
-        layers=tuple(_layers(context, text)),
-        num_hidden_layers=text.num_layers,
-        page_kv_heads=text.num_kv_heads,
-        page_head_size=text.head_size,
-        model_type=text.model_type,
-    )
+    return context.model(_layers(context, text))
 
 
 def _layers(context: FamilyContext, text: ConfigView) -> Iterator[CustomLayer]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kvplan.offline.models.config_view import ConfigView
@@ -17,7 +17,7 @@ from kvplan.offline.models.families.states import (
     short_conv_shapes,
     state_dtypes,
 )
-from kvplan.offline.models.layers import AttentionLayer, Layer, MLALayer, ModelLayers, StateLayer
+from kvplan.offline.models.layers import MLALayer, ModelLayers, StateLayer
 
 #: FlashInfer's gated-delta prefill exports states at multiples of this many tokens.
 FLASHINFER_CHECKPOINT = 64
@@ -58,38 +58,22 @@ def gated_delta(context: FamilyContext) -> ModelLayers:
     """Gated delta networks with a full-attention layer every few layers."""
     text, options = context.text, context.options
     kinds = _kinds(text)
-    kv_heads, head_size = text.num_kv_heads, text.head_size
+    attention = context.attention(0)
     shapes = gated_delta_shapes(context.tp, text, options.num_speculative_tokens)
     ssm_dtype = text.own("mamba_ssm_dtype") if context.traits.own_ssm_dtype else None
     dtypes = state_dtypes(options, context.dtype, ssm_dtype=ssm_dtype)
     exports = context.traits.exports_checkpoints and uses_flashinfer_prefill(context)
     aligned = options.enable_prefix_caching is not False
-
-    def layers() -> Iterator[Layer]:
-        for i, kind in enumerate(kinds):
-            if kind in _FULL:
-                yield AttentionLayer(
-                    name=context.name(i), index=i, num_kv_heads=kv_heads, head_size=head_size
-                )
-            else:
-                yield StateLayer(
-                    name=context.state_name(i),
-                    index=i,
-                    shapes=shapes,
-                    dtypes=dtypes,
-                    mamba_type="gdn_attn",
-                    checkpoint_alignment=FLASHINFER_CHECKPOINT if exports and aligned else None,
-                )
-
-    found = tuple(layers())
-    return ModelLayers(
-        layers=found,
-        num_hidden_layers=len(kinds),
-        is_hybrid=_is_hybrid(context, kinds),
-        page_kv_heads=kv_heads,
-        page_head_size=head_size,
-        model_type=text.model_type,
+    state = StateLayer(
+        name="",
+        index=0,
+        shapes=shapes,
+        dtypes=dtypes,
+        mamba_type="gdn_attn",
+        checkpoint_alignment=FLASHINFER_CHECKPOINT if exports and aligned else None,
     )
+    layers = context.interleaved([kind in _FULL for kind in kinds], attention, state)
+    return context.model(layers, is_hybrid=_is_hybrid(context, kinds))
 
 
 def _is_hybrid(context: FamilyContext, kinds: list[str]) -> bool:
@@ -103,39 +87,16 @@ def _is_hybrid(context: FamilyContext, kinds: list[str]) -> bool:
 def short_conv(context: FamilyContext) -> ModelLayers:
     """LFM2: short convolutions with full-attention layers between them."""
     text, options = context.text, context.options
-    num_layers, kv_heads, head_size = text.num_layers, text.num_kv_heads, text.head_size
+    num_layers = text.num_layers
     kinds = text.layer_types(num_layers) or _lfm2_kinds(text, num_layers)
     channels = text.size(context.traits.conv_dim_key)
     kernel = text.size("conv_L_cache")
     shapes = short_conv_shapes(context.tp, channels, kernel, options.num_speculative_tokens)
     dtypes = state_dtypes(options, context.dtype)[:1]
-
-    def layers() -> Iterator[Layer]:
-        for i, kind in enumerate(kinds):
-            if kind in _FULL:
-                yield AttentionLayer(
-                    name=context.name(i),
-                    index=i,
-                    num_kv_heads=kv_heads,
-                    head_size=text.split_head_size,
-                )
-            else:
-                yield StateLayer(
-                    name=context.state_name(i),
-                    index=i,
-                    shapes=shapes,
-                    dtypes=dtypes,
-                    mamba_type="short_conv",
-                )
-
-    return ModelLayers(
-        layers=tuple(layers()),
-        num_hidden_layers=num_layers,
-        is_hybrid=_is_hybrid(context, kinds),
-        page_kv_heads=kv_heads,
-        page_head_size=head_size,
-        model_type=text.model_type,
-    )
+    attention = context.attention(0, head_size=text.split_head_size)
+    state = StateLayer(name="", index=0, shapes=shapes, dtypes=dtypes, mamba_type="short_conv")
+    layers = context.interleaved([kind in _FULL for kind in kinds], attention, state)
+    return context.model(layers, is_hybrid=_is_hybrid(context, kinds))
 
 
 def _lfm2_kinds(text: ConfigView, num_layers: int) -> list[str]:
@@ -227,33 +188,8 @@ def _with_latent_layers(
     can_be_skipped: bool = True,
 ) -> ModelLayers:
     """A model of latent attention where ``latent`` says so, by layer, and else of linear states."""
-    text = context.text
-    head_size = latent_size(text)
-
-    def layers() -> Iterator[Layer]:
-        for i, is_latent in enumerate(latent):
-            if is_latent:
-                yield MLALayer(
-                    name=context.name(i),
-                    index=i,
-                    head_size=head_size,
-                    can_be_skipped=can_be_skipped,
-                )
-            else:
-                yield StateLayer(
-                    name=context.state_name(i),
-                    index=i,
-                    shapes=shapes,
-                    dtypes=dtypes,
-                    mamba_type=mamba_type,
-                )
-
-    return ModelLayers(
-        layers=tuple(layers()),
-        num_hidden_layers=len(latent),
-        is_hybrid=True,
-        uses_mla=True,
-        page_kv_heads=1,
-        page_head_size=head_size,
-        model_type=text.model_type,
-    )
+    head_size = latent_size(context.text)
+    mla = MLALayer(name="", index=0, head_size=head_size, can_be_skipped=can_be_skipped)
+    state = StateLayer(name="", index=0, shapes=shapes, dtypes=dtypes, mamba_type=mamba_type)
+    layers = context.interleaved(latent, mla, state)
+    return context.model(layers, is_hybrid=True, uses_mla=True, page_head_size=head_size)

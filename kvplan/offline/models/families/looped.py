@@ -52,24 +52,16 @@ def dory(context: FamilyContext) -> ModelLayers:
         if kind == "mlp":
             continue
         layers.extend(
-            AttentionLayer(
+            context.attention(
+                i,
                 name=context.name(i + loop * num_layers),
-                index=i,
-                num_kv_heads=text.num_kv_heads,
-                head_size=text.head_size,
                 sliding_window=(
                     text.size("sliding_window") if kind == "sliding_attention" else None
                 ),
             )
             for loop in range(loops if first <= i < last else 1)
         )
-    return ModelLayers(
-        layers=tuple(layers),
-        num_hidden_layers=num_layers,
-        page_kv_heads=text.num_kv_heads,
-        page_head_size=text.head_size,
-        model_type=text.model_type,
-    )
+    return context.model(layers)
 
 
 def _dory_kind(layer: int) -> str:
@@ -91,22 +83,15 @@ def hrm_text(context: FamilyContext) -> ModelLayers:
         "L": [h * (low + 1) + step for h in range(high) for step in range(low)],
         "H": [h * (low + 1) + low for h in range(high)],
     }
-    layers = tuple(
-        AttentionLayer(
+    layers = (
+        context.attention(
+            0,
             name=context.pattern.format(stack=stack, i=step * per_stack + i),
-            index=0,
             num_kv_heads=text.num_heads,
-            head_size=text.head_size,
             non_causal=True,
         )
         for stack, numbers in steps.items()
         for i in range(per_stack)
         for step in numbers
     )
-    return ModelLayers(
-        layers=layers,
-        num_hidden_layers=per_stack,
-        page_kv_heads=text.num_heads,
-        page_head_size=text.head_size,
-        model_type=text.model_type,
-    )
+    return context.model(layers, num_hidden_layers=per_stack, page_kv_heads=text.num_heads)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from kvplan.offline.models.config_view import ConfigView
 from kvplan.offline.models.errors import ModelError
@@ -15,43 +17,62 @@ _STATE = frozenset({"mamba", "mamba2", "linear_attention", "M"})
 _NO_CACHE = frozenset({"moe", "mlp", "-", "E", "moe_mlp"})
 
 
-def _mamba1_layer(name: str, index: int, shapes: Shapes, dtypes: tuple[str, str]) -> StateLayer:
-    return StateLayer(name=name, index=index, shapes=shapes, dtypes=dtypes, mamba_type="mamba1")
-
-
-def _mamba2_layer(name: str, index: int, shapes: Shapes, dtypes: tuple[str, str]) -> StateLayer:
+def _state(version: int, shapes: Shapes, dtypes: tuple[str, str]) -> StateLayer:
+    """The state of any layer; Mamba 2's spec carries a checkpoint block."""
     return StateLayer(
-        name=name,
-        index=index,
+        name="",
+        index=0,
         shapes=shapes,
         dtypes=dtypes,
-        mamba_type="mamba2",
-        declared_alignment=1,
+        mamba_type=f"mamba{version}",
+        declared_alignment=1 if version == 2 else None,
     )
 
 
-def _attention_layer(
-    context: FamilyContext, name: str, index: int, head_size: int
-) -> AttentionLayer:
-    return AttentionLayer(
-        name=f"{context.prefix}model.{name}",
-        index=index,
-        num_kv_heads=context.text.num_kv_heads,
-        head_size=head_size,
+def _mamba2(
+    context: FamilyContext,
+    inner: int,
+    head_dim: int,
+    *,
+    groups: str,
+    heads: str,
+    state: str,
+    conv: str,
+    ssm_dtype: str | None = None,
+) -> StateLayer:
+    """Mamba 2's state, with the config's keys of its sizes."""
+    text = context.text
+    shapes = mamba2_shapes(
+        context.tp,
+        inner,
+        text.size(groups),
+        text.size(heads),
+        head_dim,
+        text.size(state),
+        text.size(conv),
+        context.options.num_speculative_tokens,
     )
+    return _state(2, shapes, state_dtypes(context.options, context.dtype, ssm_dtype=ssm_dtype))
+
+
+def _expanded(text: ConfigView) -> int:
+    return text.size("mamba_expand") * text.size("hidden_size")
 
 
 def _hybrid(
-    context: FamilyContext, layers: Iterator[Layer], num_layers: int, head_size: int
+    context: FamilyContext,
+    kinds: Sequence[str],
+    attention: AttentionLayer,
+    state: StateLayer,
 ) -> ModelLayers:
-    return ModelLayers(
-        layers=tuple(layers),
-        num_hidden_layers=num_layers,
-        is_hybrid=not _only_attention(context.root),
-        page_kv_heads=context.text.num_kv_heads,
-        page_head_size=head_size,
-        model_type=context.text.model_type,
-    )
+    """Attention, states and what keeps no cache, as the layers' kinds say."""
+    kept = [i for i, kind in enumerate(kinds) if kind not in _NO_CACHE]
+    every = context.interleaved([kind in _ATTENTION for kind in kinds], attention, state)
+    return _model(context, [every[i] for i in kept], num_hidden_layers=len(kinds))
+
+
+def _model(context: FamilyContext, layers: Iterable[Layer], **fields: Any) -> ModelLayers:
+    return context.model(layers, is_hybrid=not _only_attention(context.root), **fields)
 
 
 def _only_attention(root: ConfigView) -> bool:
@@ -65,30 +86,28 @@ def _only_attention(root: ConfigView) -> bool:
 
 def pure_mamba(context: FamilyContext) -> ModelLayers:
     """Mamba 1 or 2 in every layer, no attention."""
-    text, options, tp = context.text, context.options, context.tp
-    dtypes = state_dtypes(options, context.dtype)
-    num_layers = text.num_layers
+    text = context.text
     if context.traits.mamba_version == 2:
-        shapes = mamba2_shapes(
-            tp,
+        state = _mamba2(
+            context,
             text.size("expand") * text.size("hidden_size"),
-            text.size("n_groups"),
-            text.size("num_heads"),
             text.size("head_dim"),
-            text.size("state_size"),
-            text.size("conv_kernel"),
-            options.num_speculative_tokens,
+            groups="n_groups",
+            heads="num_heads",
+            state="state_size",
+            conv="conv_kernel",
         )
-        make = _mamba2_layer
     else:
-        intermediate = text.optional_size("intermediate_size") or (
+        inner = text.optional_size("intermediate_size") or (
             text.size("expand") * text.size("hidden_size")
         )
-        shapes = mamba1_shapes(tp, intermediate, text.size("state_size"), text.size("conv_kernel"))
-        make = _mamba1_layer
+        sizes = (text.size("state_size"), text.size("conv_kernel"))
+        shapes = mamba1_shapes(context.tp, inner, *sizes)
+        state = _state(1, shapes, state_dtypes(context.options, context.dtype))
+    layers = [replace(state, name=context.name(i), index=i) for i in range(text.num_layers)]
     return ModelLayers(
-        layers=tuple(make(context.name(i), i, shapes, dtypes) for i in range(num_layers)),
-        num_hidden_layers=num_layers,
+        layers=tuple(layers),
+        num_hidden_layers=text.num_layers,
         is_attention_free=True,
         model_type=text.model_type,
     )
@@ -96,25 +115,16 @@ def pure_mamba(context: FamilyContext) -> ModelLayers:
 
 def jamba(context: FamilyContext) -> ModelLayers:
     """Mamba 1 with one attention layer every few layers."""
-    text, options = context.text, context.options
-    num_layers = text.num_layers
-    kinds = text.layer_types(num_layers) or _jamba_kinds(text, num_layers)
-    shapes = mamba1_shapes(
-        context.tp,
-        text.size("mamba_expand") * text.size("hidden_size"),
-        text.size("mamba_d_state"),
-        text.size("mamba_d_conv"),
+    text = context.text
+    kinds = text.layer_types(text.num_layers) or _jamba_kinds(text, text.num_layers)
+    sizes = (text.size("mamba_d_state"), text.size("mamba_d_conv"))
+    shapes = mamba1_shapes(context.tp, _expanded(text), *sizes)
+    return _hybrid(
+        context,
+        [kind if kind in _ATTENTION else "mamba" for kind in kinds],
+        context.attention(0, head_size=text.split_head_size),
+        _state(1, shapes, state_dtypes(context.options, context.dtype)),
     )
-    dtypes = state_dtypes(options, context.dtype)
-
-    def layers() -> Iterator[Layer]:
-        for i, kind in enumerate(kinds):
-            if kind in _ATTENTION:
-                yield _attention_layer(context, f"layers.{i}.attn", i, text.split_head_size)
-            else:
-                yield _mamba1_layer(f"{context.prefix}model.layers.{i}.mixer", i, shapes, dtypes)
-
-    return _hybrid(context, layers(), num_layers, text.head_size)
 
 
 def _jamba_kinds(text: ConfigView, num_layers: int) -> list[str]:
@@ -125,69 +135,47 @@ def _jamba_kinds(text: ConfigView, num_layers: int) -> list[str]:
 
 def granite_hybrid(context: FamilyContext) -> ModelLayers:
     """Granite 4: Mamba 2 with a few attention layers named in ``layer_types``."""
-    text, options = context.text, context.options
-    num_layers = text.num_layers
-    kinds = text.layer_types(num_layers)
-    if kinds is None:
-        kinds = ["mamba"] * num_layers
-    shapes = mamba2_shapes(
-        context.tp,
-        text.size("mamba_expand") * text.size("hidden_size"),
-        text.size("mamba_n_groups"),
-        text.size("mamba_n_heads"),
+    text = context.text
+    kinds = text.layer_types(text.num_layers) or ["mamba"] * text.num_layers
+    state = _mamba2(
+        context,
+        _expanded(text),
         _granite_head_dim(text),
-        text.size("mamba_d_state"),
-        text.size("mamba_d_conv"),
-        options.num_speculative_tokens,
+        groups="mamba_n_groups",
+        heads="mamba_n_heads",
+        state="mamba_d_state",
+        conv="mamba_d_conv",
     )
-    dtypes = state_dtypes(options, context.dtype)
-
-    def layers() -> Iterator[Layer]:
-        for i, kind in enumerate(kinds):
-            if kind in _ATTENTION:
-                yield _attention_layer(
-                    context, f"layers.{i}.self_attn.attn", i, text.split_head_size
-                )
-            elif kind in _STATE:
-                yield _mamba2_layer(f"{context.prefix}model.layers.{i}.mixer", i, shapes, dtypes)
-            else:
-                raise ModelError(f"{text.where}.layer_types[{i}] is {kind!r}, which is unknown")
-
-    return _hybrid(context, layers(), num_layers, text.head_size)
+    for i, kind in enumerate(kinds):
+        if kind not in _ATTENTION | _STATE:
+            raise ModelError(f"{text.where}.layer_types[{i}] is {kind!r}, which is unknown")
+    return _hybrid(context, kinds, context.attention(0, head_size=text.split_head_size), state)
 
 
 def _granite_head_dim(text: ConfigView) -> int:
     head_dim = text.get("mamba_d_head")
     if head_dim in (None, "auto"):
-        return text.size("mamba_expand") * text.size("hidden_size") // text.size("mamba_n_heads")
+        return _expanded(text) // text.size("mamba_n_heads")
     return text.size("mamba_d_head")
 
 
 def falcon_h1(context: FamilyContext) -> ModelLayers:
     """Attention and Mamba 2 side by side in every layer."""
-    text, options = context.text, context.options
-    num_layers, head_size = text.num_layers, text.head_size
-    intermediate = text.optional_size("mamba_d_ssm") or (
-        text.size("mamba_expand") * text.size("hidden_size")
-    )
-    shapes = mamba2_shapes(
-        context.tp,
-        intermediate,
-        text.size("mamba_n_groups"),
-        text.size("mamba_n_heads"),
+    text = context.text
+    state = _mamba2(
+        context,
+        text.optional_size("mamba_d_ssm") or _expanded(text),
         text.size("mamba_d_head"),
-        text.size("mamba_d_state"),
-        text.size("mamba_d_conv"),
-        options.num_speculative_tokens,
+        groups="mamba_n_groups",
+        heads="mamba_n_heads",
+        state="mamba_d_state",
+        conv="mamba_d_conv",
     )
-    dtypes = state_dtypes(options, context.dtype)
-
-    def layers() -> Iterator[Layer]:
-        for i in range(num_layers):
-            yield _attention_layer(context, f"layers.{i}.attn", i, head_size)
-            yield _mamba2_layer(f"{context.prefix}model.{num_layers + i}.mixer", i, shapes, dtypes)
-
-    return _hybrid(context, layers(), num_layers, head_size)
+    layers: list[Layer] = []
+    for i in range(text.num_layers):
+        name = context.state_name(text.num_layers + i)
+        layers += [context.attention(i), replace(state, name=name, index=i)]
+    return _model(context, layers)
 
 
 def _nemotron_kinds(text: ConfigView) -> list[str]:
@@ -202,62 +190,50 @@ def _nemotron_kinds(text: ConfigView) -> list[str]:
 
 def nemotron_h(context: FamilyContext) -> ModelLayers:
     """Mamba 2, attention and feed-forward layers in any order."""
-    text, options = context.text, context.options
+    text = context.text
     kinds = _nemotron_kinds(text)
     heads, head_dim = text.size("mamba_num_heads"), text.size("mamba_head_dim")
-    shapes = mamba2_shapes(
-        context.tp,
+    state = _mamba2(
+        context,
         heads * head_dim,
-        text.size("n_groups"),
-        heads,
         head_dim,
-        text.size("ssm_state_size"),
-        text.size("conv_kernel"),
-        options.num_speculative_tokens,
+        groups="n_groups",
+        heads="mamba_num_heads",
+        state="ssm_state_size",
+        conv="conv_kernel",
+        ssm_dtype=text.get("mamba_ssm_cache_dtype", "float32"),
     )
-    ssm_dtype = text.get("mamba_ssm_cache_dtype", "float32")
-    dtypes = state_dtypes(options, context.dtype, ssm_dtype=ssm_dtype)
-
-    def layers() -> Iterator[Layer]:
-        for i, kind in enumerate(kinds):
-            if kind in _ATTENTION:
-                yield _attention_layer(context, f"layers.{i}.mixer.attn", i, text.head_size)
-            elif kind in _STATE:
-                yield _mamba2_layer(f"{context.prefix}model.layers.{i}.mixer", i, shapes, dtypes)
-            elif kind not in _NO_CACHE:
-                raise ModelError(f"{text.where}: layer {i} has the unknown kind {kind!r}")
-
-    return _hybrid(context, layers(), len(kinds), text.head_size)
+    for i, kind in enumerate(kinds):
+        if kind not in _ATTENTION | _STATE | _NO_CACHE:
+            raise ModelError(f"{text.where}: layer {i} has the unknown kind {kind!r}")
+    return _hybrid(context, kinds, context.attention(0), state)
 
 
 def zamba2(context: FamilyContext) -> ModelLayers:
     """Mamba 2 with shared attention blocks applied at some layers."""
-    text, options = context.text, context.options
-    num_layers = text.num_layers
-    kinds = text.layer_types(num_layers)
+    text = context.text
+    kinds = text.layer_types(text.num_layers)
     if kinds is None:
         raise ModelError(f"{text.where} has no layers_block_type, which Zamba2 needs")
     head_size = text.optional_size("attention_head_dim") or (
         2 * text.size("hidden_size") // text.num_heads
     )
-    shapes = mamba2_shapes(
-        context.tp,
-        text.size("mamba_expand") * text.size("hidden_size"),
-        text.size("mamba_ngroups"),
-        text.size("n_mamba_heads"),
-        text.optional_size("mamba_headdim")
-        or text.size("mamba_expand") * text.size("hidden_size") // text.size("n_mamba_heads"),
-        text.size("mamba_d_state"),
-        text.size("mamba_d_conv"),
-        options.num_speculative_tokens,
+    state = _mamba2(
+        context,
+        _expanded(text),
+        text.optional_size("mamba_headdim") or _expanded(text) // text.size("n_mamba_heads"),
+        groups="mamba_ngroups",
+        heads="n_mamba_heads",
+        state="mamba_d_state",
+        conv="mamba_d_conv",
     )
-    dtypes = state_dtypes(options, context.dtype)
-    hybrid_layers = [i for i, kind in enumerate(kinds) if kind == "hybrid"]
-
-    def layers() -> Iterator[Layer]:
-        for j, i in enumerate(hybrid_layers):
-            yield _attention_layer(context, f"attn.{j}", i, head_size)
-        for i in range(num_layers):
-            yield _mamba2_layer(f"{len(hybrid_layers) + i}.mixer", i, shapes, dtypes)
-
-    return _hybrid(context, layers(), num_layers, head_size)
+    attending = [i for i, kind in enumerate(kinds) if kind == "hybrid"]
+    layers: list[Layer] = [
+        context.attention(i, name=context.name(j), head_size=head_size)
+        for j, i in enumerate(attending)
+    ]
+    layers += (
+        replace(state, name=context.state_name(len(attending) + i), index=i)
+        for i in range(text.num_layers)
+    )
+    return _model(context, layers, page_head_size=head_size)

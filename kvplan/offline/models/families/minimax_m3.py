@@ -8,7 +8,7 @@ from typing import Any
 from kvplan import specs
 from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.families.context import FamilyContext
-from kvplan.offline.models.layers import AttentionLayer, CustomLayer, Layer, ModelLayers
+from kvplan.offline.models.layers import CustomLayer, Layer, ModelLayers
 
 _CACHE_DTYPES = ("auto", "bfloat16")
 
@@ -18,20 +18,14 @@ def minimax_m3(context: FamilyContext) -> ModelLayers:
 
     Mirrors vllm/models/minimax_m3/nvidia/model.py and common/indexer.py (0.33).
     """
-    text, options = context.text, context.options
+    options = context.options
     if options.device_capability[0] != 9 or options.kv_cache_dtype not in _CACHE_DTYPES:
         raise ModelError(
             f"{context.architecture} is planned for compute capability 9 and kv_cache_dtype "
             f"{' or '.join(_CACHE_DTYPES)}; got {options.device_capability[0]}."
             f"{options.device_capability[1]} and {options.kv_cache_dtype!r}"
         )
-    return ModelLayers(
-        layers=tuple(_layers(context)),
-        num_hidden_layers=text.num_layers,
-        page_kv_heads=text.num_kv_heads,
-        page_head_size=text.head_size,
-        model_type=text.model_type,
-    )
+    return context.model(_layers(context))
 
 
 def _layers(context: FamilyContext) -> Iterator[Layer]:
@@ -42,13 +36,7 @@ def _layers(context: FamilyContext) -> Iterator[Layer]:
     for i in range(text.num_layers):
         if is_sparse[i]:
             yield _index_layer(f"{context.name(i)}.index_cache", i, index_size, context.dtype)
-        yield AttentionLayer(
-            name=context.name(i),
-            index=i,
-            num_kv_heads=text.num_kv_heads,
-            head_size=text.head_size,
-            backend="MINIMAX_M3_SPARSE" if is_sparse[i] else None,
-        )
+        yield context.attention(i, backend="MINIMAX_M3_SPARSE" if is_sparse[i] else None)
 
 
 def _index_layer(name: str, index: int, head_size: int, dtype: str) -> CustomLayer:

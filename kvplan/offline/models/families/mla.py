@@ -8,7 +8,7 @@ from typing import Any
 from kvplan import specs
 from kvplan.offline.models.config_view import ConfigView
 from kvplan.offline.models.families.context import FamilyContext
-from kvplan.offline.models.layers import AttentionLayer, CustomLayer, Layer, MLALayer, ModelLayers
+from kvplan.offline.models.layers import CustomLayer, Layer, MLALayer, ModelLayers
 
 #: The indexer stores fp8 keys with one fp32 scale per this many elements.
 _INDEXER_SCALE_GROUP = 128
@@ -70,14 +70,11 @@ def mla(context: FamilyContext) -> ModelLayers:
     if text.get("kv_lora_rank") is None:
         return _without_latent(context)
     head_size = latent_size(text)
-    return ModelLayers(
-        layers=tuple(_layers(context, num_layers, head_size)),
-        num_hidden_layers=num_layers,
+    return context.model(
+        _layers(context, num_layers, head_size),
         uses_mla=True,
-        page_kv_heads=1,
         page_head_size=head_size,
         cache_dtype=_default_cache_dtype(context),
-        model_type=text.model_type,
     )
 
 
@@ -141,26 +138,12 @@ def _skips_indexer(text: ConfigView, layer: int) -> bool:
 
 def _without_latent(context: FamilyContext) -> ModelLayers:
     """DeepSeek configs without a latent use plain heads."""
-    text = context.text
     window = (
         context.root.optional_size("rswa_window") if context.traits.has_reference_window else None
     )
-    layers = tuple(
-        AttentionLayer(
-            name=context.name(i),
-            index=i,
-            num_kv_heads=text.num_kv_heads,
-            head_size=text.head_size,
-            rswa_window=window,
-            # Of the backends that are taken as installed, only Triton attends that way.
-            backend=None if window is None else "TRITON_ATTN",
-        )
-        for i in range(text.num_layers)
-    )
-    return ModelLayers(
-        layers=layers,
-        num_hidden_layers=text.num_layers,
-        page_kv_heads=text.num_kv_heads,
-        page_head_size=text.head_size,
-        model_type=text.model_type,
+    # Of the backends that are taken as installed, only Triton attends that way.
+    backend = None if window is None else "TRITON_ATTN"
+    return context.model(
+        context.attention(i, rswa_window=window, backend=backend)
+        for i in range(context.text.num_layers)
     )

@@ -17,7 +17,7 @@ from kvplan.offline.models.families.states import (
     short_conv_shapes,
     state_dtypes,
 )
-from kvplan.offline.models.layers import AttentionLayer, CustomLayer, Layer, ModelLayers, StateLayer
+from kvplan.offline.models.layers import CustomLayer, Layer, ModelLayers, StateLayer
 from kvplan.offline.models.parallel import local_kv_heads
 from kvplan.offline.packing import get_kv_quant_mode, storage_dtype
 
@@ -32,8 +32,7 @@ def qwen4_exp(context: FamilyContext) -> ModelLayers:
     Mirrors vllm/models/qwen4_exp/nvidia/model.py::Qwen4ExpDecoderLayer (0.33).
     """
     text, options = context.text, context.options
-    num_layers = text.num_layers
-    kinds = text.layer_types(num_layers)
+    kinds = text.layer_types(text.num_layers)
     if kinds is None or any(kind not in (_LINEAR, *_ATTENTION) for kind in kinds):
         raise ModelError(
             f"{text.where}.layer_types must list {_LINEAR} or {' or '.join(_ATTENTION)} for each "
@@ -45,18 +44,12 @@ def qwen4_exp(context: FamilyContext) -> ModelLayers:
             f"got {options.kv_cache_dtype!r}"
         )
     with_ngrams = _ngram_layers(context)
-    return ModelLayers(
-        layers=tuple(
-            layer
-            for i, kind in enumerate(kinds)
-            for layer in _layers(context, i, kind, has_ngrams=i in with_ngrams)
-        ),
-        num_hidden_layers=num_layers,
-        is_hybrid=True,
-        page_kv_heads=text.num_kv_heads,
-        page_head_size=text.head_size,
-        model_type=text.model_type,
+    layers = (
+        layer
+        for i, kind in enumerate(kinds)
+        for layer in _layers(context, i, kind, has_ngrams=i in with_ngrams)
     )
+    return context.model(layers, is_hybrid=True)
 
 
 def _ngram_layers(context: FamilyContext) -> set[int]:
@@ -95,12 +88,7 @@ def _layers(context: FamilyContext, i: int, kind: str, *, has_ngrams: bool) -> I
             checkpoint_alignment=FLASHINFER_CHECKPOINT if exports else None,
         )
     elif text.get("indexer_n_heads") is None:
-        yield AttentionLayer(
-            name=f"{base}.self_attn.attn",
-            index=i,
-            num_kv_heads=text.num_kv_heads,
-            head_size=text.head_size,
-        )
+        yield context.attention(i, name=f"{base}.self_attn.attn")
     else:
         yield from _sparse_attention(context, i, f"{base}.self_attn")
 

@@ -27,19 +27,12 @@ def shared_kv(context: FamilyContext) -> ModelLayers:
             f"{text.where}.num_kv_shared_layers leaves no layer with a cache of its own"
         )
     layers = tuple(_layers(context, kinds, owners))
-    head_sizes = {layer.head_size for layer in layers}
-    return ModelLayers(
-        layers=layers,
-        num_hidden_layers=num_layers,
+    return context.model(
+        layers,
         page_kv_heads=max(layer.num_kv_heads for layer in layers),
-        page_head_size=max(head_sizes),
-        mm_prefix=context.traits.mm_prefix and _sees_images_both_ways(text),
-        model_type=text.model_type,
+        page_head_size=max(layer.head_size for layer in layers),
+        mm_prefix=context.traits.mm_prefix and text.get("use_bidirectional_attention") == "vision",
     )
-
-
-def _sees_images_both_ways(text: ConfigView) -> bool:
-    return text.get("use_bidirectional_attention") == "vision"
 
 
 def _period_kinds(context: FamilyContext, num_layers: int) -> list[str]:
@@ -85,9 +78,8 @@ def _layers(context: FamilyContext, kinds: list[str], owners: int) -> Iterator[A
         if i >= owners and kind in kinds[:owners]:
             continue
         heads, size = geometries[i]
-        yield AttentionLayer(
-            name=context.name(i),
-            index=i,
+        yield context.attention(
+            i,
             num_kv_heads=heads,
             head_size=size,
             sliding_window=text.size("sliding_window") if kind == _SLIDING else None,
