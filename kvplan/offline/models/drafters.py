@@ -137,13 +137,7 @@ def like_the_model(
     """A latent, with its indexer, where the model has latents; else keys and values."""
     text = context.text
     if not model.uses_mla:
-        yield AttentionLayer(
-            name=name,
-            index=None,
-            is_draft=True,
-            num_kv_heads=text.num_kv_heads,
-            head_size=text.head_size,
-        )
+        yield _attention(text, name)
         return
     topk = text.optional_size("index_topk")
     if topk is not None:
@@ -168,14 +162,7 @@ def by_layer_types(
     text = context.text
     kinds = text.layer_types(text.num_layers)
     slides = kinds is not None and kinds[k] == "sliding_attention"
-    yield AttentionLayer(
-        name=name,
-        index=None,
-        is_draft=True,
-        num_kv_heads=text.num_kv_heads,
-        head_size=text.head_size,
-        sliding_window=text.size("sliding_window") if slides else None,
-    )
+    yield _attention(text, name, text.size("sliding_window") if slides else None)
 
 
 def deepseek_v4_window(
@@ -309,6 +296,23 @@ def _dspark_layers(context: FamilyContext, model: ModelLayers) -> Iterator[Layer
         yield make(f"model.layers.{model.num_hidden_layers + k}.attn.swa_cache")
 
 
+def _behind(model: ModelLayers, k: int) -> str:
+    """VLLM's name of the attention of a drafter's layer, numbered behind the target's."""
+    return f"model.layers.{model.num_hidden_layers + k}.self_attn.attn"
+
+
+def _attention(text: ConfigView, name: str, window: int | None = None) -> AttentionLayer:
+    """Keys and values of a drafter's layer, with the heads of the config that it reads."""
+    return AttentionLayer(
+        name=name,
+        index=None,
+        is_draft=True,
+        num_kv_heads=text.num_kv_heads,
+        head_size=text.head_size,
+        sliding_window=window,
+    )
+
+
 def _eagle_layers(
     context: FamilyContext, model: ModelLayers, speculative: Mapping[str, Any]
 ) -> Iterator[Layer]:
@@ -318,26 +322,16 @@ def _eagle_layers(
     text = text_view(root)
     if text.own("kv_lora_rank") is not None:
         for k in range(text.num_layers):
-            yield MLALayer(
-                name=f"model.layers.{model.num_hidden_layers + k}.self_attn.attn",
-                index=None,
-                is_draft=True,
-                head_size=latent_size(text),
-            )
+            head_size = latent_size(text)
+            yield MLALayer(name=_behind(model, k), index=None, is_draft=True, head_size=head_size)
         return
     kinds = text.layer_types(text.num_layers)
     # A window that holds for the whole target holds for its drafter, too.
     shared = model_window(context) if layer_kinds(context) is None else None
     for k in range(text.num_layers):
         slides = kinds is not None and kinds[k] == "sliding_attention"
-        yield AttentionLayer(
-            name=f"model.layers.{model.num_hidden_layers + k}.self_attn.attn",
-            index=None,
-            is_draft=True,
-            num_kv_heads=text.num_kv_heads,
-            head_size=text.head_size,
-            sliding_window=text.size("sliding_window") if slides else shared,
-        )
+        window = text.size("sliding_window") if slides else shared
+        yield _attention(text, _behind(model, k), window)
 
 
 def _check_draft_architecture(
@@ -372,14 +366,7 @@ def _dflash_layers(model: ModelLayers, speculative: Mapping[str, Any]) -> Iterat
         if slides[k]:
             window = ConfigView(own, "draft config.dflash_config").optional_size("swa_window_size")
             window = window or text.size("sliding_window")
-        yield AttentionLayer(
-            name=f"model.layers.{model.num_hidden_layers + k}.self_attn.attn",
-            index=None,
-            is_draft=True,
-            num_kv_heads=text.num_kv_heads,
-            head_size=text.head_size,
-            sliding_window=window,
-        )
+        yield _attention(text, _behind(model, k), window)
 
 
 def _draft_model_layers(context: FamilyContext, speculative: Mapping[str, Any]) -> Iterator[Layer]:

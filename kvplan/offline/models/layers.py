@@ -121,6 +121,32 @@ class CustomLayer(Layer):
     build: Callable[[Resolution], Any]
     is_final: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        index: int | None,
+        backend: str,
+        spec: Callable[..., Any],
+        *,
+        block_size: int | None = None,
+        is_draft: bool = False,
+        is_final: bool = False,
+        num_kv_heads: int = 1,
+        **fields: Any,
+    ) -> CustomLayer:
+        """One whose `spec` has these fields; without a block size, that of the model's blocks."""
+        return cls(
+            name=name,
+            index=index,
+            is_draft=is_draft,
+            backend=backend,
+            build=lambda resolution: spec(
+                block_size=block_size or resolution.block_size, num_kv_heads=num_kv_heads, **fields
+            ),
+            is_final=is_final,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLayers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kvplan import specs
@@ -78,57 +78,54 @@ def window_layer(
 
     Mirrors vllm/v1/attention/backends/mla/sparse_swa.py::DeepseekV4SWACache (0.33).
     """
-    head_size, window = text.size("head_dim"), text.size("sliding_window")
-
-    def build(resolution: Any) -> Any:
-        cache_dtype = packed_cache_dtype(resolution.options.kv_cache_dtype)
-        return specs.SlidingWindowMLASpec(
-            block_size=block_size,
-            num_kv_heads=1,
-            max_tp_shards=1,
-            head_size=head_size,
-            dtype="uint8",
-            sliding_window=window + extra_window,
-            cache_dtype_str=cache_dtype,
-            state_content_bytes=record_bytes,
-            alignment=alignment,
-            block_stride_alignment=block_stride_alignment,
-            model_version="deepseek_v4",
-            kv_quant_mode=get_kv_quant_mode(cache_dtype),
-            bounded_replay=bounded_replay,
-        )
-
-    return CustomLayer(
-        name=name, index=index, is_draft=is_draft, backend="DEEPSEEK_SPARSE_SWA", build=build
+    return record_layer(
+        name,
+        index,
+        "DEEPSEEK_SPARSE_SWA",
+        text,
+        specs.SlidingWindowMLASpec,
+        is_draft=is_draft,
+        block_size=block_size,
+        max_tp_shards=1,
+        sliding_window=text.size("sliding_window") + extra_window,
+        state_content_bytes=record_bytes,
+        alignment=alignment,
+        block_stride_alignment=block_stride_alignment,
+        bounded_replay=bounded_replay,
     )
 
 
-def _compressed_layer(name: str, index: int, text: ConfigView, ratio: int) -> CustomLayer:
+def record_layer(
+    name: str,
+    index: int | None,
+    backend: str,
+    text: ConfigView,
+    spec: Callable[..., Any],
+    *,
+    is_draft: bool = False,
+    is_final: bool = False,
+    block_size: int | None = None,
+    **fields: Any,
+) -> CustomLayer:
+    """Packed records of a layer's heads; without a block size, that of the model's blocks."""
     head_size = text.size("head_dim")
 
     def build(resolution: Any) -> Any:
         cache_dtype = packed_cache_dtype(resolution.options.kv_cache_dtype)
-        return specs.MLAAttentionSpec(
-            block_size=resolution.block_size,
+        return spec(
+            block_size=block_size or resolution.block_size,
             num_kv_heads=1,
-            max_tp_shards=1,
             head_size=head_size,
             dtype="uint8",
-            tokens_per_state=ratio,
             cache_dtype_str=cache_dtype,
-            alignment=DEEPSEEK_V4_PAGE_ALIGNMENT,
-            model_version="deepseek_v4",
             kv_quant_mode=get_kv_quant_mode(cache_dtype),
-            state_content_bytes=DEEPSEEK_V4_RECORD_BYTES,
+            model_version="deepseek_v4",
+            **fields,
         )
 
-    return CustomLayer(name=name, index=index, backend="FLASHMLA_SPARSE_DSV4", build=build)
-
-
-def _indexer_layer(name: str, index: int, text: ConfigView, ratio: int) -> CustomLayer:
-    head_size, backend = indexer_head_size(text), "DEEPSEEK_V4_INDEXER"
-    alignment = DEEPSEEK_V4_PAGE_ALIGNMENT
-    return key_layer(name, index, backend, head_size, tokens_per_state=ratio, alignment=alignment)
+    return CustomLayer(
+        name=name, index=index, is_draft=is_draft, backend=backend, build=build, is_final=is_final
+    )
 
 
 def _compressor_layer(name: str, index: int, head_size: int, ratio: int) -> CustomLayer:
@@ -137,20 +134,18 @@ def _compressor_layer(name: str, index: int, head_size: int, ratio: int) -> Cust
     Mirrors vllm/models/deepseek_v4/compressor.py::CompressorStateCache (0.33).
     """
     groups = 2 if ratio == 4 else 1
-    state_size = 2 * groups * head_size
-
-    def build(resolution: Any) -> Any:
-        return specs.SlidingWindowMLASpec(
-            block_size=_COMPRESSOR_BLOCK[ratio],
-            num_kv_heads=1,
-            max_tp_shards=1,
-            head_size=state_size,
-            dtype="float32",
-            sliding_window=groups * ratio,
-            alignment=DEEPSEEK_V4_PAGE_ALIGNMENT,
-        )
-
-    return CustomLayer(name=name, index=index, backend="CompressorBackend", build=build)
+    return CustomLayer.of(
+        name,
+        index,
+        "CompressorBackend",
+        specs.SlidingWindowMLASpec,
+        block_size=_COMPRESSOR_BLOCK[ratio],
+        max_tp_shards=1,
+        head_size=2 * groups * head_size,
+        dtype="float32",
+        sliding_window=groups * ratio,
+        alignment=DEEPSEEK_V4_PAGE_ALIGNMENT,
+    )
 
 
 def deepseek_v4(context: FamilyContext) -> ModelLayers:
@@ -158,14 +153,8 @@ def deepseek_v4(context: FamilyContext) -> ModelLayers:
     text = context.text
     num_layers = text.num_layers
     ratios = compression_ratios(text, num_layers)
-    return ModelLayers(
-        layers=tuple(_layers(context, ratios[:num_layers])),
-        num_hidden_layers=num_layers,
-        uses_mla=True,
-        page_kv_heads=1,
-        page_head_size=text.size("head_dim"),
-        model_type=text.model_type,
-    )
+    layers = _layers(context, ratios[:num_layers])
+    return context.model(layers, uses_mla=True, page_head_size=text.size("head_dim"))
 
 
 def _layers(context: FamilyContext, ratios: list[int]) -> Iterator[Layer]:
@@ -181,10 +170,27 @@ def _layers(context: FamilyContext, ratios: list[int]) -> Iterator[Layer]:
                 f"{' or '.join(map(str, _COMPRESSOR_BLOCK))}"
             )
         if ratio == 4:
-            yield _indexer_layer(f"{name}.indexer.k_cache", i, text, ratio)
+            yield key_layer(
+                f"{name}.indexer.k_cache",
+                i,
+                "DEEPSEEK_V4_INDEXER",
+                indexer_head_size(text),
+                tokens_per_state=ratio,
+                alignment=DEEPSEEK_V4_PAGE_ALIGNMENT,
+            )
             yield _compressor_layer(
                 f"{name}.indexer.compressor.state_cache", i, text.size("index_head_dim"), ratio
             )
         yield window_layer(f"{name}.swa_cache", i, text)
-        yield _compressed_layer(name, i, text, ratio)
+        yield record_layer(
+            name,
+            i,
+            "FLASHMLA_SPARSE_DSV4",
+            text,
+            specs.MLAAttentionSpec,
+            max_tp_shards=1,
+            tokens_per_state=ratio,
+            alignment=DEEPSEEK_V4_PAGE_ALIGNMENT,
+            state_content_bytes=DEEPSEEK_V4_RECORD_BYTES,
+        )
         yield _compressor_layer(f"{name}.compressor.state_cache", i, text.size("head_dim"), ratio)

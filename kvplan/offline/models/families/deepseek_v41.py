@@ -10,11 +10,14 @@ from kvplan import specs
 from kvplan.offline.models.config_view import ConfigView
 from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.families.context import FamilyContext
-from kvplan.offline.models.families.deepseek_v4 import packed_cache_dtype, window_layer
+from kvplan.offline.models.families.deepseek_v4 import (
+    packed_cache_dtype,
+    record_layer,
+    window_layer,
+)
 from kvplan.offline.models.families.mla import indexer_head_size
 from kvplan.offline.models.layers import CustomLayer, Layer, ModelLayers
 from kvplan.offline.models.options import ModelOptions
-from kvplan.offline.packing import get_kv_quant_mode
 
 _WINDOW_BLOCK = 32
 _NVFP4_RECORD_BYTES = 288
@@ -47,84 +50,22 @@ class _Records:
         )
 
 
-def _block_size(resolution: Any, ratio: int) -> int:
-    if resolution.options.deepseek_v41_reported_blocks:
-        return _REPORTED_STATES * ratio
-    return resolution.block_size
-
-
-def _latent_layer(
-    name: str, index: int, text: ConfigView, ratio: int, records: _Records
-) -> CustomLayer:
-    head_size = text.size("head_dim")
-
-    def build(resolution: Any) -> Any:
-        cache_dtype = packed_cache_dtype(resolution.options.kv_cache_dtype)
-        return specs.MLAAttentionSpec(
-            block_size=_block_size(resolution, ratio),
-            num_kv_heads=1,
-            head_size=head_size,
-            dtype="uint8",
-            tokens_per_state=ratio,
-            cache_dtype_str=cache_dtype,
-            alignment=records.alignment,
-            model_version="deepseek_v4",
-            kv_quant_mode=get_kv_quant_mode(cache_dtype),
-            state_content_bytes=records.latent_bytes,
-        )
-
-    return CustomLayer(
-        name=name,
-        index=index,
-        backend="FLASHMLA_SPARSE_DSV41",
-        build=build,
-        is_final=records.reported,
-    )
-
-
-def _indexer_layer(
-    name: str, index: int, text: ConfigView, ratio: int, records: _Records
-) -> CustomLayer:
-    head_size = indexer_head_size(text)
-
-    def build(resolution: Any) -> Any:
-        return specs.MLAAttentionSpec(
-            block_size=_block_size(resolution, ratio),
-            num_kv_heads=1,
-            head_size=head_size,
-            dtype="uint8",
-            tokens_per_state=ratio,
-            alignment=records.alignment,
-        )
-
-    return CustomLayer(
-        name=name,
-        index=index,
-        backend="DEEPSEEK_V41_INDEXER",
-        build=build,
-        is_final=records.reported,
-    )
-
-
 def _ring_layer(name: str, index: int, text: ConfigView, options: ModelOptions) -> CustomLayer:
     """Rows of the group of tokens that is being compressed, one ring per request.
 
     Mirrors vllm/models/deepseek_v41/compressor.py::CompressorStateCache (0.33).
     """
     rows = options.num_speculative_tokens + 2
-    capacity = max(_MIN_RING, 1 << (rows - 1).bit_length())
-    state_size = 2 * text.size("head_dim")
-
-    def build(resolution: Any) -> Any:
-        return specs.CircularBufferSpec(
-            block_size=capacity,
-            num_kv_heads=1,
-            head_size=state_size,
-            head_size_v=0,
-            dtype="float32",
-        )
-
-    return CustomLayer(name=name, index=index, backend="CompressorBackend", build=build)
+    return CustomLayer.of(
+        name,
+        index,
+        "CompressorBackend",
+        specs.CircularBufferSpec,
+        block_size=max(_MIN_RING, 1 << (rows - 1).bit_length()),
+        head_size=2 * text.size("head_dim"),
+        head_size_v=0,
+        dtype="float32",
+    )
 
 
 def deepseek_v41_window(
@@ -164,14 +105,8 @@ def deepseek_v41(context: FamilyContext) -> ModelLayers:
                 f"{num_layers} layers or does not compress (its ratio is "
                 f"{ratios[source] if source < len(ratios) else 'absent'})"
             )
-    return ModelLayers(
-        layers=tuple(_layers(context, ratios, set(sources))),
-        num_hidden_layers=num_layers,
-        uses_mla=True,
-        page_kv_heads=1,
-        page_head_size=text.size("head_dim"),
-        model_type=text.model_type,
-    )
+    layers = _layers(context, ratios, set(sources))
+    return context.model(layers, uses_mla=True, page_head_size=text.size("head_dim"))
 
 
 def _layers(context: FamilyContext, ratios: list[int], sources: set[int]) -> Iterator[Layer]:
@@ -180,8 +115,30 @@ def _layers(context: FamilyContext, ratios: list[int], sources: set[int]) -> Ite
     for i in range(text.num_layers):
         name = context.name(i)
         if i in sources:
-            yield _latent_layer(name, i, text, ratios[i], records)
-            yield _indexer_layer(f"{name}.indexer.k_cache", i, text, ratios[i], records)
+            common: dict[str, Any] = {
+                "block_size": _REPORTED_STATES * ratios[i] if records.reported else None,
+                "is_final": records.reported,
+                "tokens_per_state": ratios[i],
+                "alignment": records.alignment,
+            }
+            yield record_layer(
+                name,
+                i,
+                "FLASHMLA_SPARSE_DSV41",
+                text,
+                specs.MLAAttentionSpec,
+                state_content_bytes=records.latent_bytes,
+                **common,
+            )
+            yield CustomLayer.of(
+                f"{name}.indexer.k_cache",
+                i,
+                "DEEPSEEK_V41_INDEXER",
+                specs.MLAAttentionSpec,
+                head_size=indexer_head_size(text),
+                dtype="uint8",
+                **common,
+            )
         yield deepseek_v41_window(f"{name}.swa_cache", i, text, options)
         if i in sources and ratios[i] > 1 and not options.deepseek_v41_reported_blocks:
             yield _ring_layer(f"{name}.compressor.state_cache", i, text, options)

@@ -60,10 +60,29 @@ def _layers(context: FamilyContext, i: int, kind: str) -> Iterator[Layer]:
         return
     name, pool = context.name(i), text.size("index_kpool", minimum=2)
     topk, indexer = text.size("index_topk"), f"{name.removesuffix('.attn')}.indexer"
-    yield _index_layer(f"{indexer}.k_cache", i, indexer_head_size(text), pool)
+    # One key for each pool of tokens.
+    yield key_layer(
+        f"{indexer}.k_cache",
+        i,
+        "GLM5_NEXT_INDEXER",
+        indexer_head_size(text),
+        tokens_per_state=pool,
+        cache_role=specs.SparseCacheRole.INDEXER,
+    )
     span = -(-(pool + options.num_speculative_tokens) // pool)
-    yield _tail_layer(
-        f"{indexer}.tail_cache", i, text.size("index_head_dim"), pool << (span - 1).bit_length()
+    # Keys and gate scores of the pool that is being filled.
+    yield CustomLayer.of(
+        f"{indexer}.tail_cache",
+        i,
+        "KPOOL_TAIL",
+        specs.CircularBufferSpec,
+        block_size=pool << (span - 1).bit_length(),
+        num_kv_heads=2,
+        head_size=text.size("index_head_dim"),
+        head_size_v=0,
+        dtype="bfloat16",
+        dcp_sharded=False,
+        is_final=True,
     )
     yield MLALayer(
         name=name,
@@ -72,27 +91,4 @@ def _layers(context: FamilyContext, i: int, kind: str) -> Iterator[Layer]:
         is_sparse=True,
         topk_buffer_width=-(-(topk + pool - 1) // _BUFFER) * _BUFFER,
         is_index_group_leader=True,
-    )
-
-
-def _index_layer(name: str, index: int, head_size: int, pool: int) -> CustomLayer:
-    """One key for each pool of tokens."""
-    role = specs.SparseCacheRole.INDEXER
-    return key_layer(
-        name, index, "GLM5_NEXT_INDEXER", head_size, tokens_per_state=pool, cache_role=role
-    )
-
-
-def _tail_layer(name: str, index: int, head_size: int, ring: int) -> CustomLayer:
-    """Keys and gate scores of the pool that is being filled."""
-    spec = specs.CircularBufferSpec(
-        block_size=ring,
-        num_kv_heads=2,
-        head_size=head_size,
-        head_size_v=0,
-        dtype="bfloat16",
-        dcp_sharded=False,
-    )
-    return CustomLayer(
-        name=name, index=index, backend="KPOOL_TAIL", build=lambda _: spec, is_final=True
     )

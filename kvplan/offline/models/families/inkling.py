@@ -63,19 +63,17 @@ def _conv_state(
     """Four streams packed head by head: keys, values, and the outputs of attention and MLP."""
     packed = 2 * head_size + 2 * (text.size("hidden_size") // heads)
     kernel = text.optional_size("sconv_kernel_size") or text.optional_size("conv_kernel_size", 4)
-    spec = specs.SlidingWindowSpec(
+    return CustomLayer.of(
+        f"{name.removesuffix('.attn')}.conv_state",
+        index,
+        "INKLING_SCONV_SWA",
+        specs.SlidingWindowSpec,
         block_size=kernel,
         num_kv_heads=heads // tp,
         head_size=1 << (packed - 1).bit_length(),
         head_size_v=0,
         dtype="bfloat16",
         sliding_window=kernel,
-    )
-    return CustomLayer(
-        name=f"{name.removesuffix('.attn')}.conv_state",
-        index=index,
-        backend="INKLING_SCONV_SWA",
-        build=lambda resolution: spec,
         is_final=True,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from kvplan import specs
 from kvplan.offline.models.errors import ModelError
@@ -35,18 +34,13 @@ def _layers(context: FamilyContext) -> Iterator[Layer]:
     index_size = sparse.size("sparse_index_dim")
     for i in range(text.num_layers):
         if is_sparse[i]:
-            yield _index_layer(f"{context.name(i)}.index_cache", i, index_size, context.dtype)
+            yield CustomLayer.of(
+                f"{context.name(i)}.index_cache",
+                i,
+                "MINIMAX_M3_SPARSE_INDEXER",
+                specs.MLAAttentionSpec,
+                head_size=index_size,
+                dtype=context.dtype,
+                cache_role=specs.SparseCacheRole.INDEXER,
+            )
         yield context.attention(i, backend="MINIMAX_M3_SPARSE" if is_sparse[i] else None)
-
-
-def _index_layer(name: str, index: int, head_size: int, dtype: str) -> CustomLayer:
-    def build(resolution: Any) -> specs.KVCacheSpec:
-        return specs.MLAAttentionSpec(
-            block_size=resolution.block_size,
-            num_kv_heads=1,
-            head_size=head_size,
-            dtype=dtype,
-            cache_role=specs.SparseCacheRole.INDEXER,
-        )
-
-    return CustomLayer(name=name, index=index, backend="MINIMAX_M3_SPARSE_INDEXER", build=build)

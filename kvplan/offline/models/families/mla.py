@@ -36,18 +36,8 @@ def key_layer(
     **fields: Any,
 ) -> CustomLayer:
     """Keys of `head_size` bytes, whole on every GPU, with these other fields of their spec."""
-
-    def build(resolution: Any) -> specs.KVCacheSpec:
-        return specs.MLAAttentionSpec(
-            block_size=resolution.block_size,
-            num_kv_heads=1,
-            max_tp_shards=1,
-            head_size=head_size,
-            dtype="uint8",
-            **fields,
-        )
-
-    return CustomLayer(name=name, index=index, is_draft=is_draft, backend=backend, build=build)
+    fields |= {"max_tp_shards": 1, "head_size": head_size, "dtype": "uint8", "is_draft": is_draft}
+    return CustomLayer.of(name, index, backend, specs.MLAAttentionSpec, **fields)
 
 
 def indexer_layer(

@@ -101,23 +101,16 @@ def _sparse_attention(context: FamilyContext, i: int, base: str) -> Iterator[Cus
     text = context.text
     ratio, key_size = text.size("indexer_compress_ratio"), text.size("indexer_head_dim")
     span = ratio + context.options.num_speculative_tokens
-    ring = specs.CircularBufferSpec(
-        block_size=-(-span // ratio) * ratio,
-        num_kv_heads=1,
-        head_size=key_size,
-        head_size_v=0,
-        dtype=context.dtype,
-    )
     heads, head_size = local_kv_heads(text.num_kv_heads, context.tp), text.head_size
-
-    def compressed(resolution: Any) -> specs.KVCacheSpec:
-        return specs.MLAAttentionSpec(
-            block_size=resolution.block_size,
-            num_kv_heads=1,
-            head_size=key_size,
-            dtype=context.dtype,
-            tokens_per_state=ratio,
-        )
+    keys: dict[str, Any] = {"head_size": key_size, "dtype": context.dtype, "is_final": True}
+    state, size = "QWEN4_EXP_EXP_QSA_STATE", -(-span // ratio) * ratio
+    raw, compressed = f"{base}.indexer.raw_key_cache", f"{base}.indexer.compressed_key_cache"
+    yield CustomLayer.of(
+        raw, i, state, specs.CircularBufferSpec, block_size=size, head_size_v=0, **keys
+    )
+    yield CustomLayer.of(
+        compressed, i, state, specs.MLAAttentionSpec, tokens_per_state=ratio, **keys
+    )
 
     def own(resolution: Any) -> specs.KVCacheSpec:
         cache_dtype = resolution.named_cache_dtype(f"{base}.attn")
@@ -129,9 +122,5 @@ def _sparse_attention(context: FamilyContext, i: int, base: str) -> Iterator[Cus
             kv_quant_mode=get_kv_quant_mode(cache_dtype),
         )
 
-    for name, backend, build in (
-        (f"{base}.indexer.raw_key_cache", "QWEN4_EXP_EXP_QSA_STATE", lambda resolution: ring),
-        (f"{base}.indexer.compressed_key_cache", "QWEN4_EXP_EXP_QSA_STATE", compressed),
-        (f"{base}.attn", "QWEN4_EXP_QSA_TRITON", own),
-    ):
-        yield CustomLayer(name=name, index=i, backend=backend, build=build, is_final=True)
+    name, backend = f"{base}.attn", "QWEN4_EXP_QSA_TRITON"
+    yield CustomLayer(name=name, index=i, backend=backend, build=own, is_final=True)
