@@ -43,8 +43,10 @@ PyObject* make_key(std::string_view hash, PoolGroupId group_id) {
 }
 
 BlockObject* SharedPool::make_block(BlockId id) {
-  if (id_object(id) == nullptr) return nullptr;
   BlockObject& block = objects[static_cast<size_t>(id)];
+  // Kept when the block goes, which may come again.
+  if (block.block_id == nullptr) block.block_id = PyLong_FromLong(id);
+  if (block.block_id == nullptr) return nullptr;
   PyObject_Init(block.as_object(), &block_type);
   block.is_null = id == kNullBlock ? Py_True : Py_False;
   block.shared = this;

@@ -21,7 +21,7 @@ struct SharedPool;
 /// has a fast path for reading exactly those (LOAD_ATTR_SLOT).
 struct BlockObject {
   PyObject ob_base;
-  PyObject* block_id;  // owned by the pool, also where there is no block yet
+  PyObject* block_id;  // owned by the pool
   PyObject* is_null;   // True or False, not owned
   SharedPool* shared;
   BlockId id;
@@ -43,13 +43,6 @@ struct SharedPool {
   BlockObject* block(BlockId id) {
     BlockObject& object = objects[static_cast<size_t>(id)];
     return Py_REFCNT(object.as_object()) != 0 ? &object : make_block(id);
-  }
-  /// The int object of an id, borrowed, made once: block tables are lists of them. Null with a
-  /// Python error if out of memory.
-  PyObject* id_object(BlockId id) {
-    PyObject*& number = objects[static_cast<size_t>(id)].block_id;
-    if (number == nullptr) number = PyLong_FromLong(id);
-    return number;
   }
   /// Called when the Python pool is gone: the blocks that nobody holds go too.
   void abandon();

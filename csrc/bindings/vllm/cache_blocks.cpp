@@ -5,7 +5,6 @@
 #include <array>
 #include <memory>
 
-#include "bindings/vllm/block.h"
 #include "bindings/vllm/fast_call.h"
 #include "bindings/vllm/native_types.h"
 
@@ -27,12 +26,11 @@ const Names& names() {
 
 CacheBlocks* as_self(PyObject* object) { return reinterpret_cast<CacheBlocks*>(object); }
 
-/// `shared`: whose blocks they are; null: not known.
-PyObject* id_list(SharedPool* shared, std::span<const BlockId> ids) {
+/// Of new ints: those that a pool would keep lie apart in memory, and take longer to reach.
+PyObject* id_list(std::span<const BlockId> ids) {
   Ref list(PyList_New(static_cast<Py_ssize_t>(ids.size())));
   for (size_t i = 0; list && i < ids.size(); ++i) {
-    PyObject* id =
-        shared == nullptr ? PyLong_FromLong(ids[i]) : Py_XNewRef(shared->id_object(ids[i]));
+    PyObject* id = PyLong_FromLong(ids[i]);
     if (id == nullptr) return nullptr;
     PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), id);
   }
@@ -84,14 +82,10 @@ PyObject* group_ids_list(CacheBlocks& self, Py_ssize_t group) {
   if (group < 0 || group >= num_groups) {
     return PyErr_Format(PyExc_IndexError, "group %zd of %zd", group, num_groups);
   }
-  if (self.blocks == nullptr) {
-    SharedPool* shared = self.pool == Py_None ? nullptr : shared_pool_of(self.pool);
-    if (shared == nullptr && PyErr_Occurred()) return nullptr;
-    return id_list(shared, self.ids(static_cast<size_t>(group)));
-  }
+  if (self.blocks == nullptr) return id_list(self.ids(static_cast<size_t>(group)));
   std::vector<BlockId> ids;
   if (!read_block_ids(PyTuple_GET_ITEM(self.blocks, group), ids)) return nullptr;
-  return id_list(nullptr, ids);
+  return id_list(ids);
 }
 
 PyObject* get_block_ids(PyObject* object, PyObject* const* args, Py_ssize_t num_args,
@@ -142,7 +136,7 @@ PyObject* get_block_ids(PyObject* object, PyObject* const* args, Py_ssize_t num_
 }
 
 PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
-  return reinterpret_cast<PyObject*>(make_cache_blocks(type, Py_None, 0, 0));
+  return reinterpret_cast<PyObject*>(make_cache_blocks(type, Py_None, 0, {}));
 }
 
 int traverse(PyObject* object, visitproc visit, void* arg) {
@@ -192,10 +186,7 @@ PyType_Spec spec = {"kvplan._core.CacheBlocks", sizeof(CacheBlocks), 0,
 }  // namespace
 
 CacheBlocks* make_cache_blocks(PyTypeObject* type, PyObject* pool, size_t num_groups,
-                               size_t num_ids) {
-  std::vector<BlockId> data;
-  data.reserve(num_groups + num_ids);
-  data.resize(num_groups);
+                               std::vector<BlockId> data) {
   auto* self = reinterpret_cast<CacheBlocks*>(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
   std::construct_at(&self->data, std::move(data));

@@ -25,17 +25,11 @@ struct CacheBlocks {
   }
 };
 
-/// The C++ type is a base of Python's: `type` is the Python class to make. Memory is taken for so
-/// many ids.
+/// The C++ type is a base of Python's: `type` is the Python class to make.
 CacheBlocks* make_cache_blocks(PyTypeObject* type, PyObject* pool, size_t num_groups,
-                               size_t num_ids);
+                               std::vector<BlockId> data);
 /// The object as one of `type`, or null without an error.
 CacheBlocks* as_cache_blocks(PyObject* object);
-
-/// The ids that were appended to `data` last are the group's; groups come in their order.
-inline void end_group(CacheBlocks& blocks, size_t group) {
-  blocks.data[group] = static_cast<BlockId>(blocks.data.size());
-}
 
 /// Block ids of any sequence of block objects; false with a Python error.
 bool read_block_ids(PyObject* blocks, std::vector<BlockId>& ids);

@@ -281,18 +281,16 @@ bool sync_hashes(Parts& parts, const RequestReader& request, Known& known) {
 template <typename IdsOfGroup>
 PyObject* make_blocks(ManagerObject& self, IdsOfGroup&& ids_of) {
   const size_t num_groups = self.parts->num_groups;
-  size_t num_ids = 0;
-  for (size_t group = 0; group < num_groups; ++group) num_ids += ids_of(group).size();
-  if (num_ids == 0) return Py_NewRef(self.empty);
-  CacheBlocks* blocks = make_cache_blocks(reinterpret_cast<PyTypeObject*>(self.blocks_type),
-                                          self.pool, num_groups, num_ids);
-  if (blocks == nullptr) return nullptr;
+  std::vector<BlockId> data(num_groups);
   for (size_t group = 0; group < num_groups; ++group) {
     const auto ids = ids_of(group);
-    for (size_t i = 0; i < ids.size(); ++i) blocks->data.push_back(ids[i]);
-    end_group(*blocks, group);
+    if (group == 0) data.reserve(num_groups * (ids.size() + 1));  // as a rule all have as many
+    for (size_t i = 0; i < ids.size(); ++i) data.push_back(ids[i]);
+    data[group] = static_cast<BlockId>(data.size());
   }
-  return reinterpret_cast<PyObject*>(blocks);
+  if (data.size() == num_groups) return Py_NewRef(self.empty);
+  return reinterpret_cast<PyObject*>(make_cache_blocks(
+      reinterpret_cast<PyTypeObject*>(self.blocks_type), self.pool, num_groups, std::move(data)));
 }
 
 /// The block object of an id.
@@ -927,7 +925,7 @@ PyObject* start(PyObject* object, PyObject* args) {
   Ref by_id(PyDict_New());
   Ref states(PyList_New(0));
   Ref empty(reinterpret_cast<PyObject*>(
-      make_cache_blocks(reinterpret_cast<PyTypeObject*>(blocks_type), pool, 0, 0)));
+      make_cache_blocks(reinterpret_cast<PyTypeObject*>(blocks_type), pool, 0, {})));
   const Ref nothing(PyTuple_New(0));
   Ref no_blocks(PyTuple_New(static_cast<Py_ssize_t>(options.groups.size())));
   if (!by_id || !states || !empty || !nothing || !no_blocks) return nullptr;
