@@ -2,7 +2,7 @@
 
 `random_request(seed)` is a pure function of its seed. It picks one scenario - a kind of model that
 drives the planner into one of its paths - and crosses it with a random layout, split over
-workers, memory and config. Nothing here imports vLLM or kvplan.
+workers, memory and config. Nothing here imports vLLM.
 """
 
 import itertools
@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from real_models import REAL_MODELS
+from real_models import REAL_MODELS, real_layers
 
 Spec = dict[str, Any]
 Layers = list[tuple[str, Spec]]
@@ -427,7 +427,7 @@ def real_model(d: Draw) -> Layers:
     """The cache of a published model, at a random tensor-parallel size."""
     name = rng_choice(d, sorted(REAL_MODELS))
     tp, block_size = rng_choice(d, (1, 1, 2, 4, 8)), rng_choice(d, (16, 64))
-    layers = REAL_MODELS[name](tp=tp, block_size=block_size)
+    layers = real_layers(name, tp, block_size)
     if len(layers) > 48 and d.chance(0.5):
         layers = layers[: d.rng.randint(24, len(layers))]
     return layers

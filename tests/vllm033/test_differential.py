@@ -17,7 +17,7 @@ import paths
 import pytest
 import shrink
 from random_models import LAYOUTS, random_request, to_request
-from real_models import REAL_MODELS
+from real_models import REAL_MODELS, real_layers
 
 MODELS = int(os.environ.get("KVPLAN_FUZZ_MODELS", "2000"))
 FIRST_SEED = int(os.environ.get("KVPLAN_FUZZ_SEED", "0"))
@@ -58,7 +58,7 @@ def test_random_models_plan_alike():
 @pytest.mark.parametrize("name", sorted(REAL_MODELS))
 def test_real_models_plan_alike(name, layout):
     for tp in (1, 2, 4, 8):
-        layers = REAL_MODELS[name](tp=tp, block_size=16)
+        layers = real_layers(name, tp)
         half = len(layers) // 2
         for workers in ([layers], [layers[:half], layers[half:]], [layers[:3], layers[3:]]):
             for extra in ({}, {"auto_fit": True}, {"disable_hybrid_kv_cache_manager": True}):

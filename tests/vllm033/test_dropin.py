@@ -15,7 +15,7 @@ import dropin_outcome as dropin
 import oracle
 import pytest
 from random_models import LAYOUTS, random_request, to_request
-from real_models import REAL_MODELS
+from real_models import REAL_MODELS, real_layers
 from vllm.v1.core import kv_cache_planning as planning
 
 import kvplan.vllm
@@ -41,7 +41,7 @@ def installed(monkeypatch):
 def real_requests():
     for name in sorted(REAL_MODELS):
         for layout in LAYOUTS:
-            layers = REAL_MODELS[name](tp=4, block_size=16)
+            layers = real_layers(name, 4)
             half = len(layers) // 2
             for workers in ([layers], [layers[:half], layers[half:]] * 2):
                 for extra in (
@@ -96,7 +96,7 @@ def test_a_rank_without_kv_layers_is_what_vllm_makes_of_it(changes):
     """A stage whose layers share another's cache, or have no attention: vLLM's own answer."""
     answers = set()
     for name in sorted(REAL_MODELS):
-        layers = REAL_MODELS[name](tp=4, block_size=16)
+        layers = real_layers(name, 4)
         for workers in ([layers, {}], [{}, layers], [layers, {}, layers, {}], [{}, {}]):
             config = {"max_model_len": 131072, "kv_cache_layout": "LBNHC"} | changes
             config["pipeline_parallel_size"] = len(workers)
@@ -333,7 +333,7 @@ def test_specs_plan_alike_however_python_keeps_their_fields():
 
 def test_equal_layers_but_one():
     """The one layer with another value in one field is never taken for the others."""
-    layers = REAL_MODELS[sorted(REAL_MODELS)[0]](tp=4, block_size=16)
+    layers = real_layers("gemma-3-27b", 4)
     request = to_request({"max_model_len": 4096}, [layers], [60 << 30])
     config, specs, _ = oracle.inputs(request)
     names = list(specs[0])
@@ -358,7 +358,7 @@ def test_equal_layers_but_one():
 
 def test_given_groups_only_the_names_of_a_workers_layers_count():
     """Once the groups are there, vLLM looks at no spec of a worker."""
-    layers = REAL_MODELS[sorted(REAL_MODELS)[0]](tp=4, block_size=16)
+    layers = real_layers("gemma-3-27b", 4)
     half = len(layers) // 2
     request = to_request(
         {"max_model_len": 4096}, [layers[:half], layers[half:]], [60 << 30, 61 << 30]
@@ -371,11 +371,7 @@ def test_given_groups_only_the_names_of_a_workers_layers_count():
 
 def test_a_field_that_only_this_vllm_knows_is_read():
     """Two specs that differ in `is_draft` alone are equal in vLLM, and stay apart here."""
-    layers = (
-        REAL_MODELS["Llama-3.1-70B"](tp=8, block_size=16)
-        if ("Llama-3.1-70B" in REAL_MODELS)
-        else next(iter(REAL_MODELS.values()))(tp=8, block_size=16)
-    )
+    layers = real_layers("llama-3.1-70b", 8)
     layers = [*layers[:-1], (layers[-1][0], layers[-1][1] | {"is_draft": True})]
     config = {
         "max_model_len": 4096,

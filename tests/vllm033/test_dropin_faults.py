@@ -17,7 +17,7 @@ import pytest
 import vllm
 import vllm.platforms.interface
 from random_models import to_request
-from real_models import gemma_3_27b
+from real_models import real_layers
 from vllm.v1 import kv_cache_spec_registry
 from vllm.v1.core import kv_cache_planning as planning
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
@@ -29,7 +29,7 @@ from kvplan.vllm.flow import stock_mode
 PACKAGES = Path(kvplan.__file__).resolve().parents[1]  # of the kvplan under test
 REQUEST = to_request(
     {"max_model_len": 100000, "auto_fit": True, "kv_cache_layout": "LBNHC"},
-    [gemma_3_27b(tp=4, block_size=16)],
+    [real_layers("gemma-3-27b", 4)],
     [2 << 30],
 )
 

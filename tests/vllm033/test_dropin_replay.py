@@ -12,7 +12,7 @@ import oracle
 import pytest
 import reported_cases as cases
 from random_models import to_request
-from real_models import gemma_3_27b
+from real_models import real_layers
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.core import kv_cache_planning as planning
@@ -25,7 +25,7 @@ PACKAGES = Path(kvplan.__file__).resolve().parents[1]  # of the kvplan under tes
 REQUESTS = {
     "auto-fit": to_request(
         {"max_model_len": 1 << 17, "auto_fit": True, "kv_cache_layout": "LBNHC"},
-        [gemma_3_27b(tp=4, block_size=16)],
+        [real_layers("gemma-3-27b", 4)],
         [2 << 30],
     ),
     "pipeline stages of unequal memory": cases.uneven_stages(
