@@ -6,27 +6,23 @@
 #include <string>
 
 #include "bindings/bindings.h"
-#include "bindings/vllm/fast_call.h"
 
 namespace kvplan::bindings {
 
 PyTypeObject block_type{};
 
-bool parse_key(PyObject* key, HashAndGroup& result) {
+HashAndGroup parse_key(PyObject* key) {
   if (!PyBytes_Check(key) || PyBytes_GET_SIZE(key) < 4) {
-    PyErr_Format(PyExc_TypeError, "a hash key is bytes that end in a 4-byte group id, not %R", key);
-    return false;
+    throw PythonError(PyErr_Format(
+        PyExc_TypeError, "a hash key is bytes that end in a 4-byte group id, not %R", key));
   }
   const auto size = static_cast<size_t>(PyBytes_GET_SIZE(key)) - 4;
   const char* data = PyBytes_AS_STRING(key);
   const auto* tail = reinterpret_cast<const unsigned char*>(data + size);
   if (tail[0] != 0 || tail[1] != 0) {
-    PyErr_SetString(PyExc_ValueError, "a hash key's group id is above 65535");
-    return false;
+    throw PythonError(PyErr_Format(PyExc_ValueError, "a hash key's group id is above 65535"));
   }
-  result.hash = {data, size};
-  result.group_id = static_cast<PoolGroupId>(tail[2] << 8 | tail[3]);
-  return true;
+  return {{data, size}, static_cast<PoolGroupId>(tail[2] << 8 | tail[3])};
 }
 
 PyObject* make_key(std::string_view hash, PoolGroupId group_id) {
@@ -42,17 +38,16 @@ PyObject* make_key(std::string_view hash, PoolGroupId group_id) {
   return key;
 }
 
-BlockObject* SharedPool::make_block(BlockId id) {
+BlockObject& SharedPool::make_block(BlockId id) {
   BlockObject& block = objects[static_cast<size_t>(id)];
   // Kept when the block goes, which may come again.
-  if (block.block_id == nullptr) block.block_id = PyLong_FromLong(id);
-  if (block.block_id == nullptr) return nullptr;
+  if (block.block_id == nullptr) block.block_id = checked(PyLong_FromLong(id));
   PyObject_Init(block.as_object(), &block_type);
   block.is_null = id == kNullBlock ? Py_True : Py_False;
   block.shared = this;
   block.id = id;
   ++users;
-  return &block;
+  return block;
 }
 
 SharedPool::~SharedPool() {
@@ -80,19 +75,13 @@ PyObject* get_ref_count(PyObject* self, void*) {
 
 /// What vLLM's managers do write (`ref_cnt += 1`) is passed on to the pool.
 int set_ref_count(PyObject* self, PyObject* value, void*) {
-  if (value == nullptr) {
-    PyErr_SetString(PyExc_AttributeError, "ref_cnt cannot be deleted");
-    return -1;
-  }
-  const long long count = PyLong_AsLongLong(value);
-  if (count == -1 && PyErr_Occurred()) return -1;
-  try {
-    pool_of(self).set_ref_count(as_block(self)->id, count);
-  } catch (...) {
-    set_python_error();
-    return -1;
-  }
-  return 0;
+  return without_exceptions([&] {
+    if (value == nullptr) {
+      throw PythonError(PyErr_Format(PyExc_AttributeError, "ref_cnt cannot be deleted"));
+    }
+    pool_of(self).set_ref_count(as_block(self)->id, to_int(value));
+    return 0;
+  });
 }
 
 PyObject* get_pool(PyObject* self, void*) {
@@ -117,8 +106,7 @@ PyObject* get_num_tokens(PyObject* self, void*) {
 /// None, too, where the pool is gone.
 PyObject* neighbour(SharedPool* shared, std::optional<BlockId> id) {
   if (!id || shared->owner == nullptr) Py_RETURN_NONE;
-  BlockObject* block = shared->block(*id);
-  return block == nullptr ? nullptr : Py_NewRef(block->as_object());
+  return without_exceptions([&] { return Py_NewRef(shared->block(*id).as_object()); });
 }
 
 PyObject* get_prev(PyObject* self, void*) {
@@ -129,55 +117,37 @@ PyObject* get_next(PyObject* self, void*) {
   return neighbour(as_block(self)->shared, pool_of(self).next_free(as_block(self)->id));
 }
 
-PyObject* set_block_hash(PyObject* self, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"block_hash", "num_tokens", nullptr};
-  PyObject* key = nullptr;
-  PyObject* num_tokens = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", const_cast<char**>(names), &key,
-                                   &num_tokens)) {
-    return nullptr;
+}  // namespace
+
+template <>
+struct Receiver<BlockObject> {
+  static std::tuple<BlockObject&> parts_of(PyObject* self) { return {*as_block(self)}; }
+};
+
+namespace {
+
+void set_block_hash(BlockObject& self, const Arguments<2>& in) {
+  BlockPool& pool = self.shared->pool;
+  if (pool.has_hash(self.id)) {
+    throw PythonError(
+        PyErr_Format(PyExc_AssertionError, "block %S already has a hash", self.block_id));
   }
-  const BlockId id = as_block(self)->id;
-  if (pool_of(self).has_hash(id)) {
-    PyErr_Format(PyExc_AssertionError, "block %S already has a hash", as_block(self)->block_id);
-    return nullptr;
-  }
-  HashAndGroup parsed;
-  if (!parse_key(key, parsed)) return nullptr;
-  std::optional<int64_t> tokens;
-  if (num_tokens != Py_None) {
-    tokens = PyLong_AsLongLong(num_tokens);
-    if (*tokens == -1 && PyErr_Occurred()) return nullptr;
-  }
-  try {
-    pool_of(self).insert_hash(id, parsed.hash, parsed.group_id, tokens);
-  } catch (...) {
-    set_python_error();
-    return nullptr;
-  }
-  Py_RETURN_NONE;
+  const HashAndGroup key = parse_key(in[0]);
+  std::optional<int64_t> num_tokens;
+  if (is_given(in[1])) num_tokens = to_int(in[1]);
+  pool.insert_hash(self.id, key.hash, key.group_id, num_tokens);
 }
 
-PyObject* reset_hash(PyObject* self, PyObject*) {
-  pool_of(self).remove_hashes(as_block(self)->id);
-  Py_RETURN_NONE;
-}
+void reset_hash(BlockObject& self) { self.shared->pool.remove_hashes(self.id); }
 
 PyObject* block_repr(PyObject* self) {
-  BlockObject* block = as_block(self);
-  PyObject* hash = get_block_hash(self, nullptr);
-  PyObject* tokens = get_num_tokens(self, nullptr);
-  PyObject* ref_count = get_ref_count(self, nullptr);
-  PyObject* text = nullptr;
-  if (hash != nullptr && tokens != nullptr && ref_count != nullptr) {
-    text = PyUnicode_FromFormat(
-        "KVCacheBlock(block_id=%S, ref_cnt=%S, _block_hash=%R, _block_hash_num_tokens=%S)",
-        block->block_id, ref_count, hash, tokens);
-  }
-  Py_XDECREF(hash);
-  Py_XDECREF(tokens);
-  Py_XDECREF(ref_count);
-  return text;
+  const Ref hash(get_block_hash(self, nullptr));
+  const Ref tokens(get_num_tokens(self, nullptr));
+  const Ref ref_count(get_ref_count(self, nullptr));
+  if (!hash || !tokens || !ref_count) return nullptr;
+  return PyUnicode_FromFormat(
+      "KVCacheBlock(block_id=%S, ref_cnt=%S, _block_hash=%R, _block_hash_num_tokens=%S)",
+      as_block(self)->block_id, ref_count.get(), hash.get(), tokens.get());
 }
 
 PyGetSetDef block_getset[] = {
@@ -198,9 +168,9 @@ PyMemberDef block_members[] = {
     {nullptr, 0, 0, 0, nullptr}};
 
 PyMethodDef block_methods[] = {
-    {"set_block_hash", as_method(set_block_hash), METH_VARARGS | METH_KEYWORDS,
-     "Gives the block its primary key; it must have none."},
-    {"reset_hash", reset_hash, METH_NOARGS, "Drops the keys of the block."},
+    method<set_block_hash, "set_block_hash", 1, "block_hash", "num_tokens">(
+        "Gives the block its primary key; it must have none."),
+    method_without_arguments<reset_hash, "reset_hash">("Drops the keys of the block."),
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <string_view>
 
+#include "bindings/vllm/fast_call.h"
 #include "block_pool/zeroed_array.h"
 #include "kvplan/block_pool.h"
 
@@ -39,10 +40,10 @@ struct SharedPool {
   SharedPool(const SharedPool&) = delete;
   SharedPool& operator=(const SharedPool&) = delete;
 
-  /// Borrowed; one reference is held here. Null with a Python error if out of memory.
-  BlockObject* block(BlockId id) {
+  /// One reference is held here.
+  BlockObject& block(BlockId id) {
     BlockObject& object = objects[static_cast<size_t>(id)];
-    return Py_REFCNT(object.as_object()) != 0 ? &object : make_block(id);
+    return Py_REFCNT(object.as_object()) != 0 ? object : make_block(id);
   }
   /// Called when the Python pool is gone: the blocks that nobody holds go too.
   void abandon();
@@ -57,24 +58,23 @@ struct SharedPool {
   size_t users = 1;  // the Python pool, block objects, a cache manager
 
  private:
-  BlockObject* make_block(BlockId id);
+  BlockObject& make_block(BlockId id);
 };
 
-/// What a Python pool shares with its blocks, borrowed; null with a Python error if it is no pool.
-SharedPool* shared_pool_of(PyObject* pool);
+/// What a Python pool shares with its blocks; a TypeError if it is no pool.
+SharedPool& shared_pool_of(PyObject* pool);
 
 /// After a call into the native pool of a Python pool: files the events that it queued, about
 /// `request` or nobody, until Python asks for them, and tells the metrics collector which blocks
-/// were used. False with a Python error.
-bool note_changes(PyObject* pool, PyObject* request);
+/// were used.
+void note_changes(PyObject* pool, PyObject* request);
 
 /// A key as vLLM writes it: the hash, then the group id in 4 bytes, big-endian.
 struct HashAndGroup {
   std::string_view hash;
   PoolGroupId group_id{};
 };
-/// False with a Python error if it is none.
-bool parse_key(PyObject* key, HashAndGroup& result);
+HashAndGroup parse_key(PyObject* key);
 PyObject* make_key(std::string_view hash, PoolGroupId group_id);
 
 /// Readies a type object that started as zeros.

@@ -26,41 +26,30 @@ const Names& names() {
 
 CacheBlocks* as_self(PyObject* object) { return reinterpret_cast<CacheBlocks*>(object); }
 
-/// Of new ints: those that a pool would keep lie apart in memory, and take longer to reach.
-PyObject* id_list(std::span<const BlockId> ids) {
-  Ref list(PyList_New(static_cast<Py_ssize_t>(ids.size())));
-  for (size_t i = 0; list && i < ids.size(); ++i) {
-    PyObject* id = PyLong_FromLong(ids[i]);
-    if (id == nullptr) return nullptr;
-    PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), id);
-  }
-  return list.release();
-}
+}  // namespace
+
+template <>
+struct Receiver<CacheBlocks> {
+  static std::tuple<CacheBlocks&> parts_of(PyObject* object) { return {*as_self(object)}; }
+};
+
+namespace {
 
 /// Borrowed: the tuple of block objects, made at the first call.
 PyObject* materialize(CacheBlocks& self) {
   if (self.blocks != nullptr) return self.blocks;
-  const Ref all(PyObject_GetAttr(self.pool, names().blocks));
-  Ref groups(PyTuple_New(static_cast<Py_ssize_t>(self.num_groups)));
-  if (!all || !groups) return nullptr;
-  for (size_t group = 0; group < self.num_groups; ++group) {
+  const Ref all = attribute(self.pool, names().blocks);
+  Ref groups = make_tuple(self.num_groups, [&](size_t group) {
     const std::span<const BlockId> ids = self.ids(group);
-    PyObject* list = PyList_New(static_cast<Py_ssize_t>(ids.size()));
-    if (list == nullptr) return nullptr;
-    PyTuple_SET_ITEM(groups.get(), static_cast<Py_ssize_t>(group), list);
-    for (size_t i = 0; i < ids.size(); ++i) {
-      PyObject* block = PySequence_GetItem(all.get(), ids[i]);
-      if (block == nullptr) return nullptr;
-      PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), block);
-    }
-  }
+    return make_list(ids.size(), [&](size_t i) { return PySequence_GetItem(all.get(), ids[i]); })
+        .release();
+  });
   self.blocks = groups.release();
   return self.blocks;
 }
 
 PyObject* get_blocks(PyObject* object, void*) {
-  PyObject* blocks = materialize(*as_self(object));
-  return blocks == nullptr ? nullptr : Py_NewRef(blocks);
+  return without_exceptions([&] { return Py_NewRef(materialize(*as_self(object))); });
 }
 
 int set_blocks(PyObject* object, PyObject* value, void*) {
@@ -74,65 +63,64 @@ int set_blocks(PyObject* object, PyObject* value, void*) {
   return 0;
 }
 
-/// Ids of one group; null with a Python error.
-PyObject* group_ids_list(CacheBlocks& self, Py_ssize_t group) {
-  const auto num_groups = self.blocks != nullptr ? PyTuple_GET_SIZE(self.blocks)
-                                                 : static_cast<Py_ssize_t>(self.num_groups);
+Py_ssize_t num_groups_of(const CacheBlocks& self) {
+  return self.blocks != nullptr ? PyTuple_GET_SIZE(self.blocks)
+                                : static_cast<Py_ssize_t>(self.num_groups);
+}
+
+/// Of new ints: those that a pool would keep lie apart in memory, and take longer to reach.
+Ref id_list(std::span<const BlockId> ids) {
+  return make_list(ids.size(), [&](size_t i) { return PyLong_FromLong(ids[i]); });
+}
+
+/// Ids of one group.
+Ref group_ids_list(CacheBlocks& self, Py_ssize_t group) {
+  const Py_ssize_t num_groups = num_groups_of(self);
   if (group < 0) group += num_groups;
   if (group < 0 || group >= num_groups) {
-    return PyErr_Format(PyExc_IndexError, "group %zd of %zd", group, num_groups);
+    throw PythonError(PyErr_Format(PyExc_IndexError, "group %zd of %zd", group, num_groups));
   }
   if (self.blocks == nullptr) return id_list(self.ids(static_cast<size_t>(group)));
   std::vector<BlockId> ids;
-  if (!read_block_ids(PyTuple_GET_ITEM(self.blocks, group), ids)) return nullptr;
+  read_block_ids(PyTuple_GET_ITEM(self.blocks, group), ids);
   return id_list(ids);
+}
+
+Ref block_ids(CacheBlocks& self, const Arguments<2>& in) {
+  const bool allow_none = in[0] != nullptr && to_bool(in[0]);
+  Ref groups;
+  if (is_given(in[1])) groups = sequence(in[1], "group_ids must be a sequence");
+  const Py_ssize_t num_groups =
+      groups ? PySequence_Fast_GET_SIZE(groups.get()) : num_groups_of(self);
+  bool empty = true;
+  Ref lists = make_tuple(static_cast<size_t>(num_groups), [&](size_t i) {
+    auto group = static_cast<Py_ssize_t>(i);
+    if (groups) {
+      group = PyNumber_AsSsize_t(PySequence_Fast_GET_ITEM(groups.get(), group), PyExc_IndexError);
+      if (group == -1 && PyErr_Occurred()) throw PythonError();
+    }
+    Ref ids = group_ids_list(self, group);
+    empty = empty && PyList_GET_SIZE(ids.get()) == 0;
+    return ids.release();
+  });
+  return allow_none && empty ? Ref(Py_NewRef(Py_None)) : std::move(lists);
 }
 
 PyObject* get_block_ids(PyObject* object, PyObject* const* args, Py_ssize_t num_args,
                         PyObject* keywords) {
-  CacheBlocks& self = *as_self(object);
   // The scheduler asks so for every request and step, and there is seldom a block.
-  if (self.is_shared_empty && num_args == 0 && keywords != nullptr &&
+  if (as_self(object)->is_shared_empty && num_args == 0 && keywords != nullptr &&
       PyTuple_GET_SIZE(keywords) == 1 && PyTuple_GET_ITEM(keywords, 0) == names().allow_none &&
       args[0] == Py_True) {
     Py_RETURN_NONE;
   }
-  static constexpr std::array<const char*, 2> kParameters{"allow_none", "group_ids"};
-  std::array<PyObject*, 2> in;
   if (num_args > 1) {
     return PyErr_Format(PyExc_TypeError,
                         "get_block_ids() takes at most 1 positional argument (%zd given)",
                         num_args);
   }
-  if (!parse_arguments("get_block_ids", kParameters, 0, args, num_args, keywords, in)) {
-    return nullptr;
-  }
-  const int allow_none = in[0] == nullptr ? 0 : PyObject_IsTrue(in[0]);
-  if (allow_none < 0) return nullptr;
-  Ref groups;
-  if (in[1] != nullptr && in[1] != Py_None) {
-    groups = Ref(PySequence_Fast(in[1], "group_ids must be a sequence"));
-    if (!groups) return nullptr;
-  }
-  const Py_ssize_t num_groups = groups                   ? PySequence_Fast_GET_SIZE(groups.get())
-                                : self.blocks != nullptr ? PyTuple_GET_SIZE(self.blocks)
-                                                         : static_cast<Py_ssize_t>(self.num_groups);
-  Ref result(PyTuple_New(num_groups));
-  if (!result) return nullptr;
-  bool empty = true;
-  for (Py_ssize_t i = 0; i < num_groups; ++i) {
-    Py_ssize_t group = i;
-    if (groups) {
-      group = PyNumber_AsSsize_t(PySequence_Fast_GET_ITEM(groups.get(), i), PyExc_IndexError);
-      if (group == -1 && PyErr_Occurred()) return nullptr;
-    }
-    PyObject* ids = group_ids_list(self, group);
-    if (ids == nullptr) return nullptr;
-    empty = empty && PyList_GET_SIZE(ids) == 0;
-    PyTuple_SET_ITEM(result.get(), i, ids);
-  }
-  if (allow_none && empty) Py_RETURN_NONE;
-  return result.release();
+  return fast_call<block_ids, "get_block_ids", 0, "allow_none", "group_ids">(object, args, num_args,
+                                                                             keywords);
 }
 
 PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
@@ -199,16 +187,12 @@ CacheBlocks* as_cache_blocks(PyObject* object) {
   return PyObject_TypeCheck(object, base_type) ? as_self(object) : nullptr;
 }
 
-bool read_block_ids(PyObject* blocks, std::vector<BlockId>& ids) {
-  const Ref sequence(PySequence_Fast(blocks, "blocks must be a sequence"));
-  if (!sequence) return false;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence.get()); ++i) {
-    const Ref id(PyObject_GetAttr(PySequence_Fast_GET_ITEM(sequence.get(), i), names().block_id));
-    const long value = id ? PyLong_AsLong(id.get()) : -1;
-    if (value == -1 && PyErr_Occurred()) return false;
-    ids.push_back(static_cast<BlockId>(value));
+void read_block_ids(PyObject* blocks, std::vector<BlockId>& ids) {
+  const Ref list = sequence(blocks, "blocks must be a sequence");
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i) {
+    const Ref id = attribute(PySequence_Fast_GET_ITEM(list.get(), i), names().block_id);
+    ids.push_back(static_cast<BlockId>(to_int(id.get())));
   }
-  return true;
 }
 
 bool add_cache_blocks(PyObject* module) {

@@ -31,7 +31,7 @@ CacheBlocks* make_cache_blocks(PyTypeObject* type, PyObject* pool, size_t num_gr
 /// The object as one of `type`, or null without an error.
 CacheBlocks* as_cache_blocks(PyObject* object);
 
-/// Block ids of any sequence of block objects; false with a Python error.
-bool read_block_ids(PyObject* blocks, std::vector<BlockId>& ids);
+/// Appends the ids of any sequence of block objects. Throws `PythonError`.
+void read_block_ids(PyObject* blocks, std::vector<BlockId>& ids);
 
 }  // namespace kvplan::bindings

@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "bindings/native/cache_options.h"
 #include "bindings/vllm/block.h"
 #include "bindings/vllm/cache_blocks.h"
 #include "bindings/vllm/fast_call.h"
@@ -25,6 +26,7 @@ namespace {
 struct Names {
   PyObject* all_token_ids = PyUnicode_InternFromString("_all_token_ids");
   PyObject* block_hashes = PyUnicode_InternFromString("block_hashes");
+  PyObject* blocks = PyUnicode_InternFromString("blocks");
   PyObject* full = PyUnicode_InternFromString("full");
   PyObject* kv_cache_report_mode = PyUnicode_InternFromString("kv_cache_report_mode");
   PyObject* none_hash = PyUnicode_InternFromString("NONE_HASH");
@@ -96,26 +98,20 @@ struct ManagerObject {
 
 ManagerObject* as_self(PyObject* object) { return reinterpret_cast<ManagerObject*>(object); }
 
-template <typename Body>
-PyObject* guarded(PyObject* object, Body&& body) {
-  ManagerObject* self = as_self(object);
-  if (self->parts == nullptr) {
-    PyErr_SetString(PyExc_RuntimeError, "KVCacheManager.__init__ was not called");
-    return nullptr;
+}  // namespace
+
+template <>
+struct Receiver<ManagerObject> {
+  static std::tuple<ManagerObject&, Parts&> parts_of(PyObject* object) {
+    ManagerObject* self = as_self(object);
+    if (self->parts == nullptr) {
+      throw PythonError(PyErr_Format(PyExc_RuntimeError, "KVCacheManager.__init__ was not called"));
+    }
+    return {*self, *self->parts};
   }
-  return without_exceptions([&] { return body(*self, *self->parts); });
-}
+};
 
-bool to_int(PyObject* object, int64_t& result) {
-  result = PyLong_AsLongLong(object);
-  return !(result == -1 && PyErr_Occurred());
-}
-
-/// An int attribute of a request.
-bool get_int(PyObject* request, PyObject* name, int64_t& result) {
-  const Ref value(PyObject_GetAttr(request, name));
-  return value && to_int(value.get(), result);
-}
+namespace {
 
 /// A request's attributes: of vLLM's own requests, whose type defines none of these names, from the
 /// object's dict, which takes half the time.
@@ -123,36 +119,33 @@ class RequestReader {
  public:
   RequestReader(const ManagerObject& self, PyObject* request) : request_(request) {
     if (reinterpret_cast<PyObject*>(Py_TYPE(request)) == self.request_type) {
-      dict_ = Ref(PyObject_GenericGetDict(request, nullptr));
+      dict_ = owned(PyObject_GenericGetDict(request, nullptr));
     }
   }
-  /// Null with a Python error.
   Ref get(PyObject* name) const {
-    if (!dict_) return Ref(PyErr_Occurred() ? nullptr : PyObject_GetAttr(request_, name));
+    if (!dict_) return attribute(request_, name);
     PyObject* value = PyDict_GetItemWithError(dict_.get(), name);
     if (value == nullptr && !PyErr_Occurred()) PyErr_SetObject(PyExc_AttributeError, name);
-    return Ref(Py_XNewRef(value));
+    return Ref(Py_NewRef(checked(value)));
   }
-  bool get(PyObject* name, int64_t& result) const {
-    const Ref value = get(name);
-    return value && to_int(value.get(), result);
-  }
-  bool get(RequestTokens& tokens) const {
-    return get_num_tokens(tokens.num_tokens) &&
-           get(names().num_prompt_tokens, tokens.num_prompt_tokens) &&
-           get(names().num_computed_tokens, tokens.num_computed_tokens) &&
-           get(names().num_in_flight_tokens, tokens.num_in_flight_tokens) &&
-           get(names().shared_prefix_boundary, tokens.shared_prefix_boundary);
+  int64_t get_int(PyObject* name) const { return to_int(get(name).get()); }
+  RequestTokens tokens() const {
+    return {.num_tokens = num_tokens(),
+            .num_prompt_tokens = get_int(names().num_prompt_tokens),
+            .num_computed_tokens = get_int(names().num_computed_tokens),
+            .num_in_flight_tokens = get_int(names().num_in_flight_tokens),
+            .shared_prefix_boundary = get_int(names().shared_prefix_boundary)};
   }
 
  private:
   /// vLLM's property counts its list.
-  bool get_num_tokens(int64_t& result) const {
-    if (!dict_) return get_int(request_, names().num_tokens, result);
-    const Ref list = get(names().all_token_ids);
-    if (!list) return false;
-    result = PyObject_Size(list.get());
-    return result >= 0;
+  int64_t num_tokens() const {
+    if (!dict_) return get_int(names().num_tokens);
+    return checked_size(PyObject_Size(get(names().all_token_ids).get()));
+  }
+  static int64_t checked_size(Py_ssize_t size) {
+    if (size < 0) throw PythonError();
+    return size;
   }
 
   PyObject* request_;
@@ -161,30 +154,32 @@ class RequestReader {
 
 // Requests.
 
-/// Borrowed: the request of an id, or null without an error.
+/// Borrowed: the request of an id, or null.
 PyObject* request_of(ManagerObject& self, PyObject* request_id) {
-  return PyDict_GetItemWithError(self.by_id, request_id);
+  PyObject* request = PyDict_GetItemWithError(self.by_id, request_id);
+  if (request == nullptr && PyErr_Occurred()) throw PythonError();
+  return request;
 }
 
 Known* find(ManagerObject& self, PyObject* request) { return self.parts->requests.find(request); }
 
-/// The known request of an id, or null: with a Python error, or because there is none.
+/// The known request of an id, or null.
 Known* find_by_id(ManagerObject& self, PyObject* request_id) {
   PyObject* request = request_of(self, request_id);
   return request == nullptr ? nullptr : find(self, request);
 }
 
 /// Drops the request; its blocks are freed.
-bool forget(ManagerObject& self, PyObject* request, PyObject* request_id) {
+void forget(ManagerObject& self, PyObject* request, PyObject* request_id) {
   Parts& parts = *self.parts;
   const Known* known = find(self, request);
-  if (known == nullptr) return true;
+  if (known == nullptr) return;
   const RequestHandle handle = known->handle;
   parts.core.remove_request(handle);
   if (parts.looked_up == request) parts.looked_up = nullptr;
   parts.ids.erase(static_cast<int32_t>(handle));
   parts.requests.erase(request);
-  return PyDict_DelItem(self.by_id, request_id) == 0;  // may end the request
+  checked(PyDict_DelItem(self.by_id, request_id));  // may end the request
 }
 
 /// vLLM chooses its hash function after it has made the manager, and before the first request.
@@ -199,57 +194,46 @@ void settle_hash_size(ManagerObject& self, Parts& parts) {
   parts.core = CacheManager(parts.options, parts.pool);
 }
 
-/// The request, known from now on; null with a Python error.
-Known* find_or_add(ManagerObject& self, PyObject* request) {
+/// The request, known from now on.
+Known& find_or_add(ManagerObject& self, PyObject* request) {
   Parts& parts = *self.parts;
-  if (Known* known = find(self, request)) return known;
-  const Ref id(PyObject_GetAttr(request, names().request_id));
-  if (!id) return nullptr;
+  if (Known* known = find(self, request)) return *known;
+  const Ref id = attribute(request, names().request_id);
   if (PyObject* other = request_of(self, id.get())) {
     // Another object for the same request: vLLM goes by the id.
     const Ref held(Py_NewRef(other));
-    if (PyDict_SetItem(self.by_id, id.get(), request) != 0) return nullptr;
+    checked(PyDict_SetItem(self.by_id, id.get(), request));
     if (parts.looked_up == other) parts.looked_up = request;
-    return &parts.requests.insert(request, parts.requests.erase(other));
+    return parts.requests.insert(request, parts.requests.erase(other));
   }
-  if (PyErr_Occurred()) return nullptr;
   settle_hash_size(self, parts);
-  Known known;
-  known.handle = parts.core.add_request();
+  const RequestHandle handle = parts.core.add_request();
   try {
-    if (parts.has_states) {
-      parts.ids[static_cast<int32_t>(known.handle)] = Ref(Py_NewRef(id.get()));
-    }
-    if (PyDict_SetItem(self.by_id, id.get(), request) == 0) {
-      return &parts.requests.insert(request, std::move(known));
-    }
+    if (parts.has_states) parts.ids[static_cast<int32_t>(handle)] = Ref(Py_NewRef(id.get()));
+    checked(PyDict_SetItem(self.by_id, id.get(), request));
+    return parts.requests.insert(request, {.handle = handle, .num_hashes = 0, .last_hash = {}});
   } catch (...) {
-    set_python_error();
+    parts.core.remove_request(handle);
+    parts.ids.erase(static_cast<int32_t>(handle));
+    throw;
   }
-  parts.core.remove_request(known.handle);
-  parts.ids.erase(static_cast<int32_t>(known.handle));
-  return nullptr;
 }
 
 /// Of the requests that hold no blocks, only the one asked for last is kept: vLLM asks for the
 /// prefix of a waiting request again and again, and may never allocate it.
-bool keep_as_looked_up(ManagerObject& self, PyObject* request) {
-  PyObject* before = self.parts->looked_up;
-  self.parts->looked_up = request;
-  if (before == nullptr || before == request) return true;
-  const Ref id(PyObject_GetAttr(before, names().request_id));
-  return id && forget(self, before, id.get());
+void keep_as_looked_up(ManagerObject& self, PyObject* request) {
+  PyObject* before = std::exchange(self.parts->looked_up, request);
+  if (before == nullptr || before == request) return;
+  forget(self, before, attribute(before, names().request_id).get());
 }
 
 /// Gives the native manager the hashes that the request got since.
-bool sync_hashes(Parts& parts, const RequestReader& request, Known& known) {
-  if (!parts.enable_caching) return true;
+void sync_hashes(Parts& parts, const RequestReader& request, Known& known) {
+  if (!parts.enable_caching) return;
   const Ref list = request.get(names().block_hashes);
-  if (!list) return false;
   if (!PyList_Check(list.get())) {
-    PyErr_Format(PyExc_TypeError, "block_hashes must be a list, not %.200s",
-                 Py_TYPE(list.get())->tp_name);
-    return false;
+    throw PythonError(PyErr_Format(PyExc_TypeError, "block_hashes must be a list, not %.200s",
+                                   Py_TYPE(list.get())->tp_name));
   }
   const auto size = static_cast<int64_t>(PyList_GET_SIZE(list.get()));
   const auto item = [&](int64_t i) { return PyList_GET_ITEM(list.get(), i); };
@@ -258,13 +242,12 @@ bool sync_hashes(Parts& parts, const RequestReader& request, Known& known) {
     parts.core.truncate_hashes(known.handle, 0);
     known.num_hashes = 0;
   }
-  if (known.num_hashes == size) return true;
+  if (known.num_hashes == size) return;
   parts.hashes.clear();
   for (int64_t i = known.num_hashes; i < size; ++i) {
     if (!PyBytes_Check(item(i))) {
-      PyErr_Format(PyExc_TypeError, "a block hash must be bytes, not %.200s",
-                   Py_TYPE(item(i))->tp_name);
-      return false;
+      throw PythonError(PyErr_Format(PyExc_TypeError, "a block hash must be bytes, not %.200s",
+                                     Py_TYPE(item(i))->tp_name));
     }
     const auto* bytes = reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(item(i)));
     parts.hashes.insert(parts.hashes.end(), bytes, bytes + PyBytes_GET_SIZE(item(i)));
@@ -272,14 +255,13 @@ bool sync_hashes(Parts& parts, const RequestReader& request, Known& known) {
   parts.core.append_hashes(known.handle, parts.hashes);
   known.num_hashes = size;
   known.last_hash = Ref(Py_NewRef(item(size - 1)));
-  return true;
 }
 
 // Results.
 
 /// `ids_of(group)`: what can be indexed and has a size. The shared empty result if all are empty.
 template <typename IdsOfGroup>
-PyObject* make_blocks(ManagerObject& self, IdsOfGroup&& ids_of) {
+Ref make_blocks(ManagerObject& self, IdsOfGroup&& ids_of) {
   const size_t num_groups = self.parts->num_groups;
   std::vector<BlockId> data(num_groups);
   for (size_t group = 0; group < num_groups; ++group) {
@@ -288,617 +270,420 @@ PyObject* make_blocks(ManagerObject& self, IdsOfGroup&& ids_of) {
     for (size_t i = 0; i < ids.size(); ++i) data.push_back(ids[i]);
     data[group] = static_cast<BlockId>(data.size());
   }
-  if (data.size() == num_groups) return Py_NewRef(self.empty);
-  return reinterpret_cast<PyObject*>(make_cache_blocks(
-      reinterpret_cast<PyTypeObject*>(self.blocks_type), self.pool, num_groups, std::move(data)));
+  if (data.size() == num_groups) return Ref(Py_NewRef(self.empty));
+  return owned(reinterpret_cast<PyObject*>(make_cache_blocks(
+      reinterpret_cast<PyTypeObject*>(self.blocks_type), self.pool, num_groups, std::move(data))));
 }
 
 /// The block object of an id.
 PyObject* block_object(ManagerObject& self, BlockId id) {
-  SharedPool* shared = shared_pool_of(self.pool);
-  BlockObject* block = shared == nullptr ? nullptr : shared->block(id);
-  return block == nullptr ? nullptr : Py_NewRef(block->as_object());
+  return Py_NewRef(shared_pool_of(self.pool).block(id).as_object());
 }
 
-PyObject* block_objects(ManagerObject& self, std::span<const BlockId> ids) {
-  Ref list(PyList_New(static_cast<Py_ssize_t>(ids.size())));
-  for (size_t i = 0; list && i < ids.size(); ++i) {
-    PyObject* block = block_object(self, ids[i]);
-    if (block == nullptr) return nullptr;
-    PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), block);
-  }
-  return list.release();
+Ref block_objects(ManagerObject& self, std::span<const BlockId> ids) {
+  return make_list(ids.size(), [&](size_t i) { return block_object(self, ids[i]); });
 }
 
 // Prefix cache.
 
 /// Where a request asks for it, what it found is reported as stored.
-bool report_hit(ManagerObject& self, PyObject* request, const Known& known) {
+void report_hit(ManagerObject& self, PyObject* request, const Known& known) {
   const Ref mode(PyObject_GetAttr(request, names().kv_cache_report_mode));
   if (!mode) {
-    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw PythonError();
     PyErr_Clear();
-    return true;
+    return;
   }
-  const int is_full = PyObject_RichCompareBool(mode.get(), names().full, Py_EQ);
-  if (is_full <= 0) return is_full == 0;
+  if (checked(PyObject_RichCompareBool(mode.get(), names().full, Py_EQ)) == 0) return;
   self.parts->core.emit_cached_block_events(known.handle, self.parts->hit);
-  return note_changes(self.pool, request);
+  note_changes(self.pool, request);
 }
 
 /// (blocks, tokens, shared prefix boundary), with `diverged` behind for connectors.
-PyObject* look_up(PyObject* object, PyObject* const* args, Py_ssize_t num_args, PyObject* keywords,
-                  bool for_connector) {
-  static constexpr std::array<const char*, 2> kParameters{"request", "max_cache_hit_length"};
-  std::array<PyObject*, 2> in;
-  if (!parse_arguments("get_computed_blocks", kParameters, 1, args, num_args, keywords, in)) {
-    return nullptr;
-  }
-  return guarded(object, [&](ManagerObject& self, Parts& parts) -> PyObject* {
-    const Ref skip(PyObject_GetAttr(in[0], names().skip_reading_prefix_cache));
-    const int skips = skip ? PyObject_IsTrue(skip.get()) : -1;
-    if (skips < 0) return nullptr;
-    PrefixHit& hit = parts.hit;
-    hit.num_tokens = hit.shared_prefix_boundary = 0;
-    hit.diverged = false;
-    for (auto& ids : hit.blocks) ids.clear();
-    hit.blocks.resize(parts.num_groups);
-    if (parts.enable_caching && skips == 0) {
-      const bool is_new = find(self, in[0]) == nullptr;
-      if (find_or_add(self, in[0]) == nullptr) return nullptr;
-      if (is_new && !keep_as_looked_up(self, in[0])) return nullptr;
-      Known* known = find(self, in[0]);
-      int64_t max_tokens;
-      if (in[1] != nullptr && in[1] != Py_None) {
-        if (!to_int(in[1], max_tokens)) return nullptr;
-      } else {
-        if (!get_int(in[0], names().num_tokens, max_tokens)) return nullptr;
-        --max_tokens;
-      }
-      if (!sync_hashes(parts, RequestReader(self, in[0]), *known)) return nullptr;
-      if (for_connector) {
-        parts.core.find_prefix_for_connector(known->handle, max_tokens, hit);
-      } else {
-        parts.core.find_prefix(known->handle, max_tokens, hit);
-      }
-      if (hit.num_tokens > 0 && !hit.diverged && parts.reports_events &&
-          !report_hit(self, in[0], *known)) {
-        return nullptr;
-      }
+template <bool kForConnector>
+PyObject* look_up(ManagerObject& self, Parts& parts, const Arguments<2>& in) {
+  const bool skips = to_bool(attribute(in[0], names().skip_reading_prefix_cache).get());
+  PrefixHit& hit = parts.hit;
+  hit.num_tokens = hit.shared_prefix_boundary = 0;
+  hit.diverged = false;
+  for (auto& ids : hit.blocks) ids.clear();
+  hit.blocks.resize(parts.num_groups);
+  if (parts.enable_caching && !skips) {
+    const bool is_new = find(self, in[0]) == nullptr;
+    find_or_add(self, in[0]);
+    if (is_new) keep_as_looked_up(self, in[0]);
+    Known& known = *find(self, in[0]);
+    const int64_t max_tokens =
+        is_given(in[1]) ? to_int(in[1]) : to_int(attribute(in[0], names().num_tokens).get()) - 1;
+    sync_hashes(parts, RequestReader(self, in[0]), known);
+    if (kForConnector) {
+      parts.core.find_prefix_for_connector(known.handle, max_tokens, hit);
+    } else {
+      parts.core.find_prefix(known.handle, max_tokens, hit);
     }
-    Ref blocks(make_blocks(self, [&](size_t group) { return std::span(hit.blocks[group]); }));
-    if (!blocks) return nullptr;
-    const auto num_tokens = static_cast<long long>(hit.num_tokens);
-    const auto boundary = static_cast<long long>(hit.shared_prefix_boundary);
-    return for_connector ? Py_BuildValue("(NLLO)", blocks.release(), num_tokens, boundary,
-                                         hit.diverged ? Py_True : Py_False)
-                         : Py_BuildValue("(NLL)", blocks.release(), num_tokens, boundary);
-  });
-}
-
-PyObject* get_computed_blocks(PyObject* object, PyObject* const* args, Py_ssize_t num_args,
-                              PyObject* keywords) {
-  return look_up(object, args, num_args, keywords, false);
-}
-
-PyObject* get_computed_blocks_for_connector(PyObject* object, PyObject* const* args,
-                                            Py_ssize_t num_args, PyObject* keywords) {
-  return look_up(object, args, num_args, keywords, true);
+    if (hit.num_tokens > 0 && !hit.diverged && parts.reports_events) {
+      report_hit(self, in[0], known);
+    }
+  }
+  Ref blocks = make_blocks(self, [&](size_t group) { return std::span(hit.blocks[group]); });
+  const auto num_tokens = static_cast<long long>(hit.num_tokens);
+  const auto boundary = static_cast<long long>(hit.shared_prefix_boundary);
+  return kForConnector ? Py_BuildValue("(NLLO)", blocks.release(), num_tokens, boundary,
+                                       hit.diverged ? Py_True : Py_False)
+                       : Py_BuildValue("(NLL)", blocks.release(), num_tokens, boundary);
 }
 
 // Allocation.
 
-/// The ids of `new_computed_blocks`; false with a Python error. `given` is false for none.
-bool read_hit(ManagerObject& self, PyObject* argument, PrefixHit& hit, bool& given) {
-  given = argument != nullptr && argument != Py_None && argument != self.empty;
-  if (!given) return true;
-  hit.blocks.resize(self.parts->num_groups);
-  for (auto& ids : hit.blocks) ids.clear();
+/// The block ids of each group of a sequence, into the hit.
+void read_groups_of_blocks(Parts& parts, PyObject* groups, PrefixHit& hit) {
+  const Ref list = sequence(groups, "blocks must be a sequence");
+  if (static_cast<size_t>(PySequence_Fast_GET_SIZE(list.get())) != parts.num_groups) {
+    throw PythonError(PyErr_Format(PyExc_ValueError, "blocks of %zd groups, but there are %zu",
+                                   PySequence_Fast_GET_SIZE(list.get()), parts.num_groups));
+  }
+  hit.blocks.resize(parts.num_groups);
+  for (size_t group = 0; group < parts.num_groups; ++group) {
+    hit.blocks[group].clear();
+    read_block_ids(PySequence_Fast_GET_ITEM(list.get(), static_cast<Py_ssize_t>(group)),
+                   hit.blocks[group]);
+  }
+}
+
+/// `new_computed_blocks`, read into the manager's hit; null for none.
+PrefixHit* read_hit(ManagerObject& self, Parts& parts, PyObject* argument) {
+  if (!is_given(argument) || argument == self.empty) return nullptr;
+  PrefixHit& hit = parts.hit;
   CacheBlocks* blocks = as_cache_blocks(argument);
-  if (blocks != nullptr && blocks->blocks == nullptr &&
-      blocks->num_groups == self.parts->num_groups) {
+  if (blocks != nullptr && blocks->blocks == nullptr && blocks->num_groups == parts.num_groups) {
+    hit.blocks.resize(parts.num_groups);
     for (size_t group = 0; group < blocks->num_groups; ++group) {
       const std::span<const BlockId> ids = blocks->ids(group);
       hit.blocks[group].assign(ids.begin(), ids.end());
     }
-    return true;
+    return &hit;
   }
-  const Ref groups(PyObject_GetAttrString(argument, "blocks"));
-  const Ref empty_groups(PyObject_GetAttrString(self.empty, "blocks"));
-  if (!groups || !empty_groups) return false;
-  given = groups.get() != empty_groups.get();
-  const Ref sequence(PySequence_Fast(groups.get(), "blocks must be a sequence"));
-  if (!sequence) return false;
-  if (static_cast<size_t>(PySequence_Fast_GET_SIZE(sequence.get())) != self.parts->num_groups) {
-    PyErr_Format(PyExc_ValueError, "blocks of %zd groups, but there are %zu",
-                 PySequence_Fast_GET_SIZE(sequence.get()), self.parts->num_groups);
-    return false;
-  }
-  for (size_t group = 0; group < self.parts->num_groups; ++group) {
-    if (!read_block_ids(PySequence_Fast_GET_ITEM(sequence.get(), static_cast<Py_ssize_t>(group)),
-                        hit.blocks[group])) {
-      return false;
-    }
-  }
-  return true;
+  const Ref groups = attribute(argument, names().blocks);
+  read_groups_of_blocks(parts, groups.get(), hit);
+  return groups.get() == attribute(self.empty, names().blocks).get() ? nullptr : &hit;
 }
 
-/// Whether a flag is set; `result` stays what it is if it was not given.
-bool read_flag(PyObject* argument, bool& result) {
-  if (argument == nullptr) return true;
-  const int value = PyObject_IsTrue(argument);
-  result = value > 0;
-  return value >= 0;
+// What was not given stays what it is.
+void read_argument(PyObject* argument, bool& result) {
+  if (argument != nullptr) result = to_bool(argument);
+}
+void read_argument(PyObject* argument, int64_t& result) {
+  if (argument != nullptr) result = to_int(argument);
+}
+void read_argument(PyObject* argument, double& result) {
+  if (argument == nullptr) return;
+  result = PyFloat_AsDouble(argument);
+  if (PyErr_Occurred()) throw PythonError();
+}
+void read_argument(PyObject* argument, std::optional<int64_t>& result) {
+  if (argument != nullptr) result = to_int(argument);
 }
 
-bool read_number(PyObject* argument, int64_t& result) {
-  return argument == nullptr || to_int(argument, result);
-}
-
-bool read_groups(PyObject* argument, std::vector<uint16_t>& groups) {
+void read_groups(PyObject* argument, std::vector<uint16_t>& groups) {
   groups.clear();
-  if (argument == nullptr) return true;
-  const Ref sequence(PySequence_Fast(argument, "skip_zeroing_group_ids must be a sequence"));
-  if (!sequence) return false;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence.get()); ++i) {
-    int64_t group;
-    if (!to_int(PySequence_Fast_GET_ITEM(sequence.get(), i), group)) return false;
-    groups.push_back(static_cast<uint16_t>(group));
+  if (argument == nullptr) return;
+  const Ref list = sequence(argument, "skip_zeroing_group_ids must be a sequence");
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i) {
+    groups.push_back(static_cast<uint16_t>(to_int(PySequence_Fast_GET_ITEM(list.get(), i))));
   }
-  return true;
 }
 
-/// Whether the request waits for its admission: 1 or 0, or -1 with a Python error.
-int is_admitted(ManagerObject& self, PyObject* request) {
-  const Ref status(PyObject_GetAttr(request, names().status));
-  return status ? PySequence_Contains(self.watermark_statuses, status.get()) : -1;
+/// Whether the request waits for its admission.
+bool is_admitted(ManagerObject& self, PyObject* request) {
+  const Ref status = attribute(request, names().status);
+  return checked(PySequence_Contains(self.watermark_statuses, status.get())) == 1;
 }
 
-/// The shared empty result, if a decode step surely needs no blocks. Null without a Python error:
-/// look closer.
-PyObject* quiet_result(ManagerObject& self, PyObject* const* args, Py_ssize_t num_args,
-                       PyObject* keywords) {
+/// Whether a decode step surely needs no blocks; if not, look closer.
+bool is_quiet(ManagerObject& self, PyObject* const* args, Py_ssize_t num_args, PyObject* keywords) {
   int64_t num_lookahead = 0;
-  if (num_args != 2) return nullptr;
+  if (num_args != 2) return false;
   if (keywords != nullptr && PyTuple_GET_SIZE(keywords) != 0) {
     if (PyTuple_GET_SIZE(keywords) != 1 ||
         PyTuple_GET_ITEM(keywords, 0) != names().num_lookahead_tokens) {
-      return nullptr;
+      return false;
     }
-    if (!to_int(args[2], num_lookahead) || num_lookahead < 0) return nullptr;
+    num_lookahead = to_int(args[2]);
+    if (num_lookahead < 0) return false;
   }
   const Known* known = find(self, args[0]);
   const int64_t quiet_until = known == nullptr ? 0 : self.parts->core.quiet_until(known->handle);
-  if (quiet_until == 0) return nullptr;
+  if (quiet_until == 0) return false;
   // A request that is being admitted may have to leave the watermark's blocks free.
-  if (self.parts->watermark_blocks > 0 && is_admitted(self, args[0]) != 0) return nullptr;
-  int64_t num_new;
-  int64_t num_computed;
-  if (!to_int(args[1], num_new) || num_new <= 0) return nullptr;
-  if (!RequestReader(self, args[0]).get(names().num_computed_tokens, num_computed)) return nullptr;
-  if (num_computed + num_new + num_lookahead >= quiet_until) return nullptr;
-  ++self.num_quiet;
-  return Py_NewRef(self.empty);
+  if (self.parts->watermark_blocks > 0 && is_admitted(self, args[0])) return false;
+  const int64_t num_new = to_int(args[1]);
+  if (num_new <= 0) return false;
+  const int64_t num_computed = RequestReader(self, args[0]).get_int(names().num_computed_tokens);
+  return num_computed + num_new + num_lookahead < quiet_until;
 }
 
-PyObject* allocate_slots(PyObject* object, PyObject* const* args, Py_ssize_t num_args,
-                         PyObject* keywords) {
-  if (as_self(object)->parts != nullptr) {
-    PyObject* result = quiet_result(*as_self(object), args, num_args, keywords);
+PyObject* allocate_slots(ManagerObject& self, Parts& parts, const Arguments<12>& in) {
+  Allocation allocation;
+  bool has_scheduled = true;
+  read_argument(in[1], allocation.num_new_tokens);
+  read_argument(in[2], allocation.num_new_computed_tokens);
+  read_argument(in[4], allocation.num_lookahead_tokens);
+  read_argument(in[5], allocation.num_external_computed_tokens);
+  read_argument(in[6], allocation.delay_cache_blocks);
+  read_argument(in[7], allocation.num_encoder_tokens);
+  read_argument(in[8], allocation.full_sequence_must_fit);
+  read_argument(in[9], allocation.reserved_blocks);
+  read_argument(in[10], has_scheduled);
+  read_groups(in[11], parts.groups);
+  PrefixHit* hit = read_hit(self, parts, in[3]);
+  if (allocation.num_new_tokens == 0 && allocation.num_new_computed_tokens == 0 &&
+      allocation.num_external_computed_tokens == 0) {
+    throw PythonError(PyErr_Format(
+        PyExc_ValueError,
+        "num_new_tokens must be greater than 0 when there are no computed tokens to adopt"));
+  }
+  allocation.skip_zeroing_groups = parts.groups;
+  const RequestReader request(self, in[0]);
+  const RequestTokens tokens = request.tokens();
+  allocation.apply_watermark =
+      has_scheduled && parts.watermark_blocks > 0 && is_admitted(self, in[0]);
+  const bool is_new = find(self, in[0]) == nullptr;
+  Known& known = find_or_add(self, in[0]);
+  sync_hashes(parts, request, known);
+  ++self.num_allocations;
+  if (hit != nullptr) hit->num_tokens = allocation.num_new_computed_tokens;
+  if (!parts.core.allocate(known.handle, tokens, allocation, hit)) {
+    if (is_new) keep_as_looked_up(self, in[0]);
+    return Py_NewRef(Py_None);
+  }
+  note_changes(self.pool, in[0]);
+  if (parts.looked_up == in[0]) parts.looked_up = nullptr;
+  if (!parts.core.has_new_blocks()) return Py_NewRef(self.empty);
+  return make_blocks(self, [&](size_t group) { return parts.core.new_blocks(group); }).release();
+}
+
+/// A decode step seldom needs a block, and answers before its arguments are sorted.
+PyObject* allocate_slots_or_nothing(PyObject* object, PyObject* const* args, Py_ssize_t num_args,
+                                    PyObject* keywords) {
+  ManagerObject& self = *as_self(object);
+  if (self.parts != nullptr) {
+    PyObject* result = without_exceptions([&]() -> PyObject* {
+      return is_quiet(self, args, num_args, keywords) ? Py_NewRef(self.empty) : nullptr;
+    });
+    if (result != nullptr) ++self.num_quiet;
     if (result != nullptr || PyErr_Occurred()) return result;
   }
-  static constexpr std::array<const char*, 12> kParameters{"request",
-                                                           "num_new_tokens",
-                                                           "num_new_computed_tokens",
-                                                           "new_computed_blocks",
-                                                           "num_lookahead_tokens",
-                                                           "num_external_computed_tokens",
-                                                           "delay_cache_blocks",
-                                                           "num_encoder_tokens",
-                                                           "full_sequence_must_fit",
-                                                           "reserved_blocks",
-                                                           "has_scheduled_reqs",
-                                                           "skip_zeroing_group_ids"};
-  std::array<PyObject*, 12> in;
-  if (!parse_arguments("allocate_slots", kParameters, 2, args, num_args, keywords, in)) {
-    return nullptr;
-  }
-  return guarded(object, [&](ManagerObject& self, Parts& parts) -> PyObject* {
-    Allocation allocation;
-    bool has_scheduled = true;
-    bool has_hit = false;
-    if (!to_int(in[1], allocation.num_new_tokens) ||
-        !read_number(in[2], allocation.num_new_computed_tokens) ||
-        !read_number(in[4], allocation.num_lookahead_tokens) ||
-        !read_number(in[5], allocation.num_external_computed_tokens) ||
-        !read_flag(in[6], allocation.delay_cache_blocks) ||
-        !read_number(in[7], allocation.num_encoder_tokens) ||
-        !read_flag(in[8], allocation.full_sequence_must_fit) ||
-        !read_number(in[9], allocation.reserved_blocks) || !read_flag(in[10], has_scheduled) ||
-        !read_groups(in[11], parts.groups) || !read_hit(self, in[3], parts.hit, has_hit)) {
-      return nullptr;
-    }
-    if (allocation.num_new_tokens == 0 && allocation.num_new_computed_tokens == 0 &&
-        allocation.num_external_computed_tokens == 0) {
-      PyErr_SetString(PyExc_ValueError,
-                      "num_new_tokens must be greater than 0 when there are no computed tokens to "
-                      "adopt");
-      return nullptr;
-    }
-    allocation.skip_zeroing_groups = parts.groups;
-    RequestTokens tokens;
-    const RequestReader request(self, in[0]);
-    if (!request.get(tokens)) return nullptr;
-    if (has_scheduled && parts.watermark_blocks > 0) {
-      const int admitted = is_admitted(self, in[0]);
-      if (admitted < 0) return nullptr;
-      allocation.apply_watermark = admitted == 1;
-    }
-    const bool is_new = find(self, in[0]) == nullptr;
-    Known* known = find_or_add(self, in[0]);
-    if (known == nullptr || !sync_hashes(parts, request, *known)) return nullptr;
-    ++self.num_allocations;
-    parts.hit.num_tokens = allocation.num_new_computed_tokens;
-    if (!parts.core.allocate(known->handle, tokens, allocation, has_hit ? &parts.hit : nullptr)) {
-      if (is_new && !keep_as_looked_up(self, in[0])) return nullptr;
-      Py_RETURN_NONE;
-    }
-    if (!note_changes(self.pool, in[0])) return nullptr;
-    if (parts.looked_up == in[0]) parts.looked_up = nullptr;
-    if (!parts.core.has_new_blocks()) return Py_NewRef(self.empty);
-    return make_blocks(self, [&](size_t group) { return parts.core.new_blocks(group); });
-  });
+  return fast_call<allocate_slots, "allocate_slots", 2, "request", "num_new_tokens",
+                   "num_new_computed_tokens", "new_computed_blocks", "num_lookahead_tokens",
+                   "num_external_computed_tokens", "delay_cache_blocks", "num_encoder_tokens",
+                   "full_sequence_must_fit", "reserved_blocks", "has_scheduled_reqs",
+                   "skip_zeroing_group_ids">(object, args, num_args, keywords);
 }
 
 /// Mirrors KVCacheCoordinator.get_num_blocks_to_allocate (0.33), with the same arguments.
-PyObject* get_num_blocks_to_allocate(PyObject* object, PyObject* const* args, Py_ssize_t num_args,
-                                     PyObject* keywords) {
-  static constexpr std::array<const char*, 9> kParameters{"request_id",
-                                                          "num_tokens",
-                                                          "new_computed_blocks",
-                                                          "num_encoder_tokens",
-                                                          "total_computed_tokens",
-                                                          "num_local_computed_tokens",
-                                                          "num_tokens_main_model",
-                                                          "apply_admission_cap",
-                                                          "prefill_end"};
-  std::array<PyObject*, 9> in;
-  if (!parse_arguments("get_num_blocks_to_allocate", kParameters, 7, args, num_args, keywords,
-                       in)) {
-    return nullptr;
+int64_t get_num_blocks_to_allocate(ManagerObject& self, Parts& parts, const Arguments<9>& in) {
+  CacheManager::Demand demand;
+  read_argument(in[1], demand.num_tokens);
+  read_argument(in[3], demand.num_encoder_tokens);
+  read_argument(in[4], demand.total_computed_tokens);
+  read_argument(in[5], demand.num_local_computed_tokens);
+  read_argument(in[6], demand.num_tokens_main_model);
+  read_argument(in[7], demand.apply_admission_cap);
+  read_argument(in[8], demand.prefill_end);
+  read_groups_of_blocks(parts, in[2], parts.hit);
+  const PrefixHit* hit = parts.hit.empty() ? nullptr : &parts.hit;
+  if (const Known* known = find_by_id(self, in[0])) {
+    return parts.core.num_blocks_to_allocate(known->handle, demand, hit);
   }
-  return guarded(object, [&](ManagerObject& self, Parts& parts) -> PyObject* {
-    CacheManager::Demand demand;
-    if (!to_int(in[1], demand.num_tokens) || !to_int(in[3], demand.num_encoder_tokens) ||
-        !to_int(in[4], demand.total_computed_tokens) ||
-        !to_int(in[5], demand.num_local_computed_tokens) ||
-        !to_int(in[6], demand.num_tokens_main_model) ||
-        !read_flag(in[7], demand.apply_admission_cap) || !read_number(in[8], demand.prefill_end)) {
-      return nullptr;
-    }
-    const Ref groups(PySequence_Fast(in[2], "new_computed_blocks must be a sequence"));
-    if (!groups) return nullptr;
-    parts.hit.blocks.resize(parts.num_groups);
-    bool has_hit = false;
-    for (size_t group = 0; group < parts.num_groups; ++group) {
-      parts.hit.blocks[group].clear();
-      PyObject* blocks = PySequence_Fast_GET_ITEM(groups.get(), static_cast<Py_ssize_t>(group));
-      if (!read_block_ids(blocks, parts.hit.blocks[group])) return nullptr;
-      has_hit = has_hit || !parts.hit.blocks[group].empty();
-    }
-    const PrefixHit* hit = has_hit ? &parts.hit : nullptr;
-    if (const Known* known = find_by_id(self, in[0])) {
-      return PyLong_FromLongLong(parts.core.num_blocks_to_allocate(known->handle, demand, hit));
-    }
-    if (PyErr_Occurred()) return nullptr;
-    const RequestHandle handle = parts.core.add_request();
-    const int64_t count = parts.core.num_blocks_to_allocate(handle, demand, hit);
-    parts.core.remove_request(handle);
-    return PyLong_FromLongLong(count);
-  });
+  const RequestHandle handle = parts.core.add_request();
+  const int64_t count = parts.core.num_blocks_to_allocate(handle, demand, hit);
+  parts.core.remove_request(handle);
+  return count;
 }
 
-PyObject* cache_blocks(PyObject* object, PyObject* const* args, Py_ssize_t num_args,
-                       PyObject* keywords) {
-  static constexpr std::array<const char*, 2> kParameters{"request", "num_computed_tokens"};
-  std::array<PyObject*, 2> in;
-  if (!parse_arguments("cache_blocks", kParameters, 2, args, num_args, keywords, in)) {
-    return nullptr;
+void cache_blocks(ManagerObject& self, Parts& parts, const Arguments<2>& in) {
+  if (!parts.enable_caching) return;
+  const int64_t num_computed = to_int(in[1]);
+  // With asynchronous scheduling, every step asks for every request. What is cached inside a block
+  // can be cached anew.
+  if (const Known* quiet = find(self, in[0]);
+      quiet != nullptr && parts.caches_only_full_blocks &&
+      num_computed < parts.core.quiet_until(quiet->handle)) {
+    return;
   }
-  return guarded(object, [&](ManagerObject& self, Parts& parts) -> PyObject* {
-    RequestTokens tokens;
-    int64_t num_computed;
-    if (!parts.enable_caching) Py_RETURN_NONE;
-    if (!to_int(in[1], num_computed)) return nullptr;
-    // With asynchronous scheduling, every step asks for every request. What is cached inside a
-    // block can be cached anew.
-    if (const Known* quiet = find(self, in[0]);
-        quiet != nullptr && parts.caches_only_full_blocks &&
-        num_computed < parts.core.quiet_until(quiet->handle)) {
-      Py_RETURN_NONE;
-    }
-    const RequestReader request(self, in[0]);
-    if (!request.get(tokens)) return nullptr;
-    Known* known = find_or_add(self, in[0]);
-    if (known == nullptr || !sync_hashes(parts, request, *known)) return nullptr;
-    parts.core.commit(known->handle, tokens, num_computed);
-    if (!note_changes(self.pool, in[0])) return nullptr;
-    Py_RETURN_NONE;
-  });
+  const RequestReader request(self, in[0]);
+  const RequestTokens tokens = request.tokens();
+  Known& known = find_or_add(self, in[0]);
+  sync_hashes(parts, request, known);
+  parts.core.commit(known.handle, tokens, num_computed);
+  note_changes(self.pool, in[0]);
 }
 
 // Release.
 
 /// Keeps the states of a request that is about to be forgotten, by its id.
-bool keep_boundary_states(ManagerObject& self, Parts& parts) {
-  if (!parts.has_states) return true;
+void keep_boundary_states(ManagerObject& self, Parts& parts) {
+  if (!parts.has_states) return;
   for (const BoundaryState& state : parts.core.take_boundary_states()) {
     const auto id = parts.ids.find(static_cast<int32_t>(state.request));
-    const Ref entry(Py_BuildValue("(OHiL)", id == parts.ids.end() ? Py_None : id->second.get(),
-                                  state.group, static_cast<int>(state.block),
-                                  static_cast<long long>(state.num_tokens)));
-    if (!entry || PyList_Append(self.boundary_states, entry.get()) != 0) return false;
+    const Ref entry = owned(
+        Py_BuildValue("(OHiL)", id == parts.ids.end() ? Py_None : id->second.get(), state.group,
+                      static_cast<int>(state.block), static_cast<long long>(state.num_tokens)));
+    checked(PyList_Append(self.boundary_states, entry.get()));
   }
-  return true;
 }
 
-PyObject* free_request(PyObject* object, PyObject* request) {
-  return guarded(object, [&](ManagerObject& self, Parts& parts) -> PyObject* {
-    const Ref id(PyObject_GetAttr(request, names().request_id));
-    if (!id) return nullptr;
-    PyObject* held = request_of(self, id.get());
-    if (held == nullptr) {
-      if (PyErr_Occurred()) return nullptr;
-      Py_RETURN_NONE;
-    }
-    if (parts.has_states) {
-      parts.core.free(find(self, held)->handle);
-      if (!keep_boundary_states(self, parts)) return nullptr;
-    }
-    if (!forget(self, held, id.get())) return nullptr;
-    Py_RETURN_NONE;
-  });
+void free_request(ManagerObject& self, Parts& parts, PyObject* request) {
+  const Ref id = attribute(request, names().request_id);
+  PyObject* held = request_of(self, id.get());
+  if (held == nullptr) return;
+  if (parts.has_states) {
+    parts.core.free(find(self, held)->handle);
+    keep_boundary_states(self, parts);
+  }
+  forget(self, held, id.get());
 }
 
-PyObject* pop_blocks_for_free(PyObject* object, PyObject* request) {
-  return guarded(object, [&](ManagerObject& self, Parts& parts) -> PyObject* {
-    const Ref id(PyObject_GetAttr(request, names().request_id));
-    if (!id) return nullptr;
-    PyObject* held = request_of(self, id.get());
-    if (held == nullptr) return PyErr_Occurred() ? nullptr : PyList_New(0);
-    parts.blocks.clear();
+Ref pop_blocks_for_free(ManagerObject& self, Parts& parts, PyObject* request) {
+  const Ref id = attribute(request, names().request_id);
+  parts.blocks.clear();
+  if (PyObject* held = request_of(self, id.get())) {
     parts.core.pop_blocks_for_free(find(self, held)->handle, parts.blocks);
-    if (!keep_boundary_states(self, parts) || !forget(self, held, id.get())) return nullptr;
-    return block_objects(self, parts.blocks);
-  });
-}
-
-PyObject* remove_skipped_blocks(PyObject* object, PyObject* const* args, Py_ssize_t num_args,
-                                PyObject* keywords) {
-  static constexpr std::array<const char*, 3> kParameters{"request_id", "processed_computed_tokens",
-                                                          "num_prompt_tokens"};
-  std::array<PyObject*, 3> in;
-  if (!parse_arguments("remove_skipped_blocks", kParameters, 2, args, num_args, keywords, in)) {
-    return nullptr;
+    keep_boundary_states(self, parts);
+    forget(self, held, id.get());
   }
-  return guarded(object, [&](ManagerObject& self, Parts& parts) -> PyObject* {
-    int64_t num_processed;
-    std::optional<int64_t> num_prompt;
-    if (!to_int(in[1], num_processed)) return nullptr;
-    if (in[2] != nullptr && in[2] != Py_None && !to_int(in[2], num_prompt.emplace())) {
-      return nullptr;
-    }
-    if (Known* known = find_by_id(self, in[0])) {
-      parts.core.remove_skipped_blocks(known->handle, num_processed, num_prompt);
-    }
-    if (PyErr_Occurred()) return nullptr;
-    Py_RETURN_NONE;
-  });
+  return block_objects(self, parts.blocks);
 }
 
-PyObject* forget_prefix_cache(PyObject* object, PyObject*) {
-  return guarded(object, [&](ManagerObject&, Parts& parts) {
-    const bool done = parts.core.reset_prefix_cache();
-    parts.pool->take_events();  // the pool has told Python of its reset itself
-    return PyBool_FromLong(done);
-  });
+void remove_skipped_blocks(ManagerObject& self, Parts& parts, const Arguments<3>& in) {
+  const int64_t num_processed = to_int(in[1]);
+  std::optional<int64_t> num_prompt;
+  if (is_given(in[2])) num_prompt = to_int(in[2]);
+  if (const Known* known = find_by_id(self, in[0])) {
+    parts.core.remove_skipped_blocks(known->handle, num_processed, num_prompt);
+  }
+}
+
+bool forget_prefix_cache(ManagerObject&, Parts& parts) {
+  const bool done = parts.core.reset_prefix_cache();
+  parts.pool->take_events();  // the pool has told Python of its reset itself
+  return done;
 }
 
 // State.
 
-PyObject* get_blocks(PyObject* object, PyObject* const* args, Py_ssize_t num_args,
-                     PyObject* keywords) {
-  static constexpr std::array<const char*, 1> kParameters{"request_id"};
-  std::array<PyObject*, 1> in;
-  if (!parse_arguments("get_blocks", kParameters, 1, args, num_args, keywords, in)) return nullptr;
-  return guarded(object, [&](ManagerObject& self, Parts& parts) -> PyObject* {
-    const Known* known = find_by_id(self, in[0]);
-    if (known == nullptr && PyErr_Occurred()) return nullptr;
-    if (known == nullptr) return Py_NewRef(self.empty);
-    return make_blocks(self,
-                       [&](size_t group) { return parts.core.block_table(known->handle, group); });
-  });
+Ref get_blocks(ManagerObject& self, Parts& parts, const Arguments<1>& in) {
+  const Known* known = find_by_id(self, in[0]);
+  if (known == nullptr) return Ref(Py_NewRef(self.empty));
+  return make_blocks(self,
+                     [&](size_t group) { return parts.core.block_table(known->handle, group); });
 }
 
-/// (request id, group) -> block objects, or None where there are none
-PyObject* block_list(PyObject* object, PyObject* args) {
-  PyObject* request_id;
-  Py_ssize_t group;
-  if (!PyArg_ParseTuple(args, "On", &request_id, &group)) return nullptr;
-  return guarded(object, [&](ManagerObject& self, Parts& parts) -> PyObject* {
-    const Known* known = find_by_id(self, request_id);
-    if (known == nullptr && PyErr_Occurred()) return nullptr;
-    parts.blocks.clear();
-    if (known != nullptr) {
-      const BlockTableView table =
-          parts.core.block_table(known->handle, static_cast<size_t>(group));
-      for (size_t i = 0; i < table.size(); ++i) parts.blocks.push_back(table[i]);
-    }
-    if (parts.blocks.empty()) Py_RETURN_NONE;
-    return block_objects(self, parts.blocks);
-  });
+/// Block objects of a group, or None where there are none.
+Ref block_list(ManagerObject& self, Parts& parts, const Arguments<2>& in) {
+  const Known* known = find_by_id(self, in[0]);
+  parts.blocks.clear();
+  if (known != nullptr) {
+    const BlockTableView table =
+        parts.core.block_table(known->handle, static_cast<size_t>(to_int(in[1])));
+    for (size_t i = 0; i < table.size(); ++i) parts.blocks.push_back(table[i]);
+  }
+  return parts.blocks.empty() ? Ref(Py_NewRef(Py_None)) : block_objects(self, parts.blocks);
 }
 
-PyObject* request_ids(PyObject* object, PyObject*) {
-  return guarded(object, [](ManagerObject& self, Parts&) { return PyDict_Keys(self.by_id); });
-}
+PyObject* request_ids(ManagerObject& self, Parts&) { return PyDict_Keys(self.by_id); }
 
 /// What the native manager made of the options, to be compared with what vLLM made of them.
-PyObject* settings(PyObject* object, PyObject*) {
-  return guarded(object, [](ManagerObject&, Parts& parts) -> PyObject* {
-    Ref sizes(PyTuple_New(static_cast<Py_ssize_t>(parts.num_groups)));
-    for (size_t group = 0; sizes && group < parts.num_groups; ++group) {
-      PyObject* size = PyLong_FromLongLong(parts.core.block_size(group));
-      if (size == nullptr) return nullptr;
-      PyTuple_SET_ITEM(sizes.get(), static_cast<Py_ssize_t>(group), size);
-    }
-    if (!sizes) return nullptr;
-    return Py_BuildValue("{sNsOsOsL}", "block_sizes", sizes.release(), "enable_partial_hits",
-                         parts.core.enable_partial_hits() ? Py_True : Py_False,
-                         "mamba_shared_prefix_checkpoint",
-                         parts.core.mamba_shared_prefix_checkpoint() ? Py_True : Py_False,
-                         "watermark_blocks", static_cast<long long>(parts.core.watermark_blocks()));
+PyObject* settings(ManagerObject&, Parts& parts) {
+  Ref sizes = make_tuple(parts.num_groups, [&](size_t group) {
+    return PyLong_FromLongLong(parts.core.block_size(group));
   });
+  return Py_BuildValue("{sNsOsOsL}", "block_sizes", sizes.release(), "enable_partial_hits",
+                       parts.core.enable_partial_hits() ? Py_True : Py_False,
+                       "mamba_shared_prefix_checkpoint",
+                       parts.core.mamba_shared_prefix_checkpoint() ? Py_True : Py_False,
+                       "watermark_blocks", static_cast<long long>(parts.core.watermark_blocks()));
 }
 
-PyObject* check_invariants(PyObject* object, PyObject*) {
-  return guarded(object, [](ManagerObject& self, Parts& parts) -> PyObject* {
-    parts.core.check_invariants();
-    if (parts.core.num_requests() != parts.requests.size() ||
-        parts.requests.size() != static_cast<size_t>(PyDict_GET_SIZE(self.by_id))) {
-      PyErr_SetString(PyExc_RuntimeError, "requests and their ids contradict each other");
-      return nullptr;
-    }
-    Py_RETURN_NONE;
-  });
+void check_invariants(ManagerObject& self, Parts& parts) {
+  parts.core.check_invariants();
+  if (parts.core.num_requests() != parts.requests.size() ||
+      parts.requests.size() != static_cast<size_t>(PyDict_GET_SIZE(self.by_id))) {
+    throw PythonError(
+        PyErr_Format(PyExc_RuntimeError, "requests and their ids contradict each other"));
+  }
 }
 
 // What a step has left to do.
 
-PyObject* new_step_starts(PyObject* object, PyObject*) {
-  return guarded(object, [](ManagerObject&, Parts& parts) -> PyObject* {
-    parts.core.new_step_starts();
-    Py_RETURN_NONE;
-  });
+void new_step_starts(ManagerObject&, Parts& parts) { parts.core.new_step_starts(); }
+
+Ref take_new_block_ids(ManagerObject&, Parts& parts) {
+  const std::vector<BlockId> ids = parts.core.take_new_block_ids();
+  return make_list(ids.size(), [&](size_t i) { return PyLong_FromLong(ids[i]); });
 }
 
-PyObject* take_new_block_ids(PyObject* object, PyObject*) {
-  return guarded(object, [](ManagerObject&, Parts& parts) -> PyObject* {
-    const std::vector<BlockId> ids = parts.core.take_new_block_ids();
-    Ref list(PyList_New(static_cast<Py_ssize_t>(ids.size())));
-    for (size_t i = 0; list && i < ids.size(); ++i) {
-      PyObject* id = PyLong_FromLong(ids[i]);
-      if (id == nullptr) return nullptr;
-      PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), id);
-    }
-    return list.release();
-  });
-}
-
-PyObject* record_blocks_for_zeroing(PyObject* object, PyObject* const* args, Py_ssize_t num_args,
-                                    PyObject* keywords) {
-  static constexpr std::array<const char*, 2> kParameters{"request_id", "start_token"};
-  std::array<PyObject*, 2> in;
-  if (!parse_arguments("record_blocks_for_zeroing", kParameters, 2, args, num_args, keywords, in)) {
-    return nullptr;
+void record_blocks_for_zeroing(ManagerObject& self, Parts& parts, const Arguments<2>& in) {
+  const int64_t start = to_int(in[1]);
+  if (const Known* known = find_by_id(self, in[0])) {
+    parts.core.record_blocks_for_zeroing(known->handle, start);
   }
-  return guarded(object, [&](ManagerObject& self, Parts& parts) -> PyObject* {
-    int64_t start;
-    if (!to_int(in[1], start)) return nullptr;
-    if (const Known* known = find_by_id(self, in[0])) {
-      parts.core.record_blocks_for_zeroing(known->handle, start);
-    }
-    if (PyErr_Occurred()) return nullptr;
-    Py_RETURN_NONE;
-  });
 }
 
 /// [(source block, destination block)]
-PyObject* take_copies(PyObject* object, PyObject*) {
-  return guarded(object, [](ManagerObject& self, Parts& parts) -> PyObject* {
-    Ref list(PyList_New(0));
-    if (!list || !parts.core.has_copies()) return list.release();
-    for (const BlockCopy& copy : parts.core.take_copies()) {
-      Ref source(block_object(self, copy.source));
-      Ref destination(block_object(self, copy.destination));
-      if (!source || !destination) return nullptr;
-      const Ref pair(PyTuple_Pack(2, source.get(), destination.get()));
-      if (!pair || PyList_Append(list.get(), pair.get()) != 0) return nullptr;
-    }
-    return list.release();
+Ref take_copies(ManagerObject& self, Parts& parts) {
+  const std::vector<BlockCopy> copies = parts.core.take_copies();
+  return make_list(copies.size(), [&](size_t i) {
+    return Py_BuildValue("(NN)", block_object(self, copies[i].source),
+                         block_object(self, copies[i].destination));
   });
 }
 
 /// [(request id, group, block id, tokens)]
-PyObject* take_boundary_states(PyObject* object, PyObject*) {
-  return guarded(object, [](ManagerObject& self, Parts& parts) -> PyObject* {
-    if (!keep_boundary_states(self, parts)) return nullptr;
-    PyObject* states = self.boundary_states;
-    PyObject* next = PyList_New(0);
-    if (next == nullptr) return nullptr;
-    self.boundary_states = next;
-    return states;
-  });
+Ref take_boundary_states(ManagerObject& self, Parts& parts) {
+  keep_boundary_states(self, parts);
+  return Ref(std::exchange(self.boundary_states, checked(PyList_New(0))));
 }
 
-/// (request id, computed tokens, tokens in flight) -> [(group, block id, tokens)]
-PyObject* finalize_partial_tails(PyObject* object, PyObject* args) {
-  PyObject* request_id;
-  long long num_computed;
-  long long num_in_flight;
-  if (!PyArg_ParseTuple(args, "OLL", &request_id, &num_computed, &num_in_flight)) return nullptr;
-  return guarded(object, [&](ManagerObject& self, Parts& parts) -> PyObject* {
-    Ref list(PyList_New(0));
-    const Known* known = find_by_id(self, request_id);
-    if (!list || (known == nullptr && PyErr_Occurred())) return nullptr;
-    if (known == nullptr) return list.release();
-    for (const BoundaryState& state :
-         parts.core.finalize_partial_tails(known->handle, num_computed, num_in_flight)) {
-      const Ref entry(Py_BuildValue("(HiL)", state.group, static_cast<int>(state.block),
-                                    static_cast<long long>(state.num_tokens)));
-      if (!entry || PyList_Append(list.get(), entry.get()) != 0) return nullptr;
-    }
-    return list.release();
+/// [(group, block id, tokens)]
+Ref finalize_partial_tails(ManagerObject& self, Parts& parts, const Arguments<3>& in) {
+  const int64_t num_computed = to_int(in[1]);
+  const int64_t num_in_flight = to_int(in[2]);
+  std::vector<BoundaryState> states;
+  if (const Known* known = find_by_id(self, in[0])) {
+    states = parts.core.finalize_partial_tails(known->handle, num_computed, num_in_flight);
+  }
+  return make_list(states.size(), [&](size_t i) {
+    return Py_BuildValue("(HiL)", states[i].group, static_cast<int>(states[i].block),
+                         static_cast<long long>(states[i].num_tokens));
   });
 }
 
 // The type.
 
-/// Reads an entry of the options; absent ones and None stay as they are. False with an error.
-template <typename T>
-bool read_option(PyObject* options, const char* name, T& result) {
-  PyObject* value = PyDict_GetItemString(options, name);
-  if (value == nullptr || value == Py_None) return true;
-  if constexpr (std::is_same_v<T, bool>) {
-    return read_flag(value, result);
-  } else if constexpr (std::is_same_v<T, double>) {
-    result = PyFloat_AsDouble(value);
-    return !PyErr_Occurred();
-  } else if constexpr (std::is_same_v<T, std::optional<int64_t>>) {
-    return to_int(value, result.emplace());
-  } else {
-    return to_int(value, result);
-  }
+/// vLLM's names of its arguments; absent ones and None leave an option as it is.
+CacheManagerOptions read_options(PyObject* in) {
+  CacheManagerOptions options;
+  const auto read = [&](const char* name, auto& option) {
+    PyObject* value = PyDict_GetItemString(in, name);
+    if (is_given(value)) read_argument(value, option);
+  };
+  std::apply([&](const auto&... option) { (read(option.name, options.*option.member), ...); },
+             kCacheOptions);
+  read("enable_kv_cache_events", options.enable_events);
+  return options;
 }
 
-bool read_options(PyObject* in, CacheManagerOptions& out) {
-  return read_option(in, "num_blocks", out.num_blocks) &&
-         read_option(in, "max_model_len", out.max_model_len) &&
-         read_option(in, "scheduler_block_size", out.scheduler_block_size) &&
-         read_option(in, "hash_block_size", out.hash_block_size) &&
-         read_option(in, "max_in_flight_tokens", out.max_in_flight_tokens) &&
-         read_option(in, "enable_caching", out.enable_caching) &&
-         read_option(in, "use_eagle", out.use_eagle) &&
-         read_option(in, "num_hash_lookahead_tokens", out.num_hash_lookahead_tokens) &&
-         read_option(in, "num_prefill_lookahead", out.num_prefill_lookahead) &&
-         read_option(in, "dcp_world_size", out.dcp_world_size) &&
-         read_option(in, "pcp_world_size", out.pcp_world_size) &&
-         read_option(in, "watermark", out.watermark) &&
-         read_option(in, "enable_mamba_shared_prefix_checkpoint",
-                     out.enable_mamba_shared_prefix_checkpoint) &&
-         read_option(in, "retention_interval", out.retention_interval) &&
-         read_option(in, "needs_zeroing", out.needs_zeroing) &&
-         read_option(in, "enable_kv_cache_events", out.enable_events);
+/// The result without blocks that all callers share.
+Ref make_shared_empty(PyObject* blocks_type, PyObject* pool, size_t num_groups) {
+  Ref empty = owned(reinterpret_cast<PyObject*>(
+      make_cache_blocks(reinterpret_cast<PyTypeObject*>(blocks_type), pool, 0, {})));
+  const Ref nothing = owned(PyTuple_New(0));
+  Ref groups = make_tuple(num_groups, [&](size_t) { return Py_NewRef(nothing.get()); });
+  auto& blocks = *reinterpret_cast<CacheBlocks*>(empty.get());
+  blocks.blocks = groups.release();
+  blocks.is_shared_empty = 1;
+  return empty;
 }
 
 /// (pool, groups, options, blocks_type, watermark_statuses, module_dict, request_type); see
@@ -910,32 +695,18 @@ PyObject* start(PyObject* object, PyObject* args) {
                         &request_type)) {
     return nullptr;
   }
-  ManagerObject* self = as_self(object);
-  if (self->parts != nullptr) {
-    PyErr_SetString(PyExc_RuntimeError, "a cache manager is started once");
-    return nullptr;
-  }
-  SharedPool* shared = shared_pool_of(pool);
-  const auto* groups = static_cast<const std::vector<CacheGroup>*>(
-      PyCapsule_GetPointer(capsule, kCacheGroupsCapsule));
-  if (shared == nullptr || groups == nullptr) return nullptr;
-  CacheManagerOptions options;
-  options.groups = *groups;
-  if (!read_options(options_dict, options)) return nullptr;
-  Ref by_id(PyDict_New());
-  Ref states(PyList_New(0));
-  Ref empty(reinterpret_cast<PyObject*>(
-      make_cache_blocks(reinterpret_cast<PyTypeObject*>(blocks_type), pool, 0, {})));
-  const Ref nothing(PyTuple_New(0));
-  Ref no_blocks(PyTuple_New(static_cast<Py_ssize_t>(options.groups.size())));
-  if (!by_id || !states || !empty || !nothing || !no_blocks) return nullptr;
-  for (size_t group = 0; group < options.groups.size(); ++group) {
-    PyTuple_SET_ITEM(no_blocks.get(), static_cast<Py_ssize_t>(group), Py_NewRef(nothing.get()));
-  }
-  auto& shared_empty = *reinterpret_cast<CacheBlocks*>(empty.get());
-  shared_empty.blocks = no_blocks.release();
-  shared_empty.is_shared_empty = 1;
-  try {
+  return without_exceptions([&]() -> PyObject* {
+    ManagerObject* self = as_self(object);
+    if (self->parts != nullptr) {
+      throw PythonError(PyErr_Format(PyExc_RuntimeError, "a cache manager is started once"));
+    }
+    SharedPool* shared = &shared_pool_of(pool);
+    CacheManagerOptions options = read_options(options_dict);
+    options.groups = *static_cast<const std::vector<CacheGroup>*>(
+        checked(PyCapsule_GetPointer(capsule, kCacheGroupsCapsule)));
+    Ref by_id = owned(PyDict_New());
+    Ref states = owned(PyList_New(0));
+    Ref empty = make_shared_empty(blocks_type, pool, options.groups.size());
     ++shared->users;
     auto parts = std::make_unique<Parts>(
         options,
@@ -948,46 +719,33 @@ PyObject* start(PyObject* object, PyObject* args) {
       parts->has_states = parts->has_states || group.kind == CacheKind::kMamba;
     }
     self->parts = parts.release();
-  } catch (...) {
-    set_python_error();
-    return nullptr;
-  }
-  self->pool = Py_NewRef(pool);
-  self->module_dict = Py_NewRef(module_dict);
-  self->request_type = Py_NewRef(request_type);
-  self->by_id = by_id.release();
-  self->boundary_states = states.release();
-  self->blocks_type = Py_NewRef(blocks_type);
-  self->watermark_statuses = Py_NewRef(statuses);
-  self->empty = empty.release();
-  Py_RETURN_NONE;
+    self->pool = Py_NewRef(pool);
+    self->module_dict = Py_NewRef(module_dict);
+    self->request_type = Py_NewRef(request_type);
+    self->by_id = by_id.release();
+    self->boundary_states = states.release();
+    self->blocks_type = Py_NewRef(blocks_type);
+    self->watermark_statuses = Py_NewRef(statuses);
+    self->empty = empty.release();
+    return Py_NewRef(Py_None);
+  });
 }
 
+constexpr PyObject* ManagerObject::*kHeld[] = {
+    &ManagerObject::by_id,           &ManagerObject::pool,
+    &ManagerObject::blocks_type,     &ManagerObject::empty,
+    &ManagerObject::boundary_states, &ManagerObject::watermark_statuses,
+    &ManagerObject::module_dict,     &ManagerObject::request_type};
+
 int traverse(PyObject* object, visitproc visit, void* arg) {
-  ManagerObject* self = as_self(object);
-  Py_VISIT(self->pool);
-  Py_VISIT(self->by_id);
-  Py_VISIT(self->blocks_type);
-  Py_VISIT(self->empty);
-  Py_VISIT(self->watermark_statuses);
-  Py_VISIT(self->boundary_states);
-  Py_VISIT(self->module_dict);
-  Py_VISIT(self->request_type);
+  for (const auto member : kHeld) Py_VISIT(as_self(object)->*member);
   Py_VISIT(Py_TYPE(object));
   return 0;
 }
 
 int clear(PyObject* object) {
-  ManagerObject* self = as_self(object);
-  delete std::exchange(self->parts, nullptr);
-  Py_CLEAR(self->by_id);
-  Py_CLEAR(self->pool);
-  Py_CLEAR(self->blocks_type);
-  Py_CLEAR(self->empty);
-  Py_CLEAR(self->watermark_statuses);
-  Py_CLEAR(self->boundary_states);
-  Py_CLEAR(self->module_dict);
-  Py_CLEAR(self->request_type);
+  delete std::exchange(as_self(object)->parts, nullptr);
+  for (const auto member : kHeld) Py_CLEAR(as_self(object)->*member);
   return 0;
 }
 
@@ -1000,7 +758,8 @@ void dealloc(PyObject* object) {
 }
 
 PyObject* get_empty(PyObject* object, void*) {
-  return guarded(object, [](ManagerObject& self, Parts&) { return Py_NewRef(self.empty); });
+  return without_exceptions(
+      [&] { return Py_NewRef(std::get<0>(Receiver<ManagerObject>::parts_of(object)).empty); });
 }
 
 /// vLLM's constructor sets its own.
@@ -1008,36 +767,43 @@ int set_empty(PyObject*, PyObject*, void*) { return 0; }
 
 PyMethodDef methods[] = {
     {"_start", start, METH_VARARGS, nullptr},
-    {"get_computed_blocks", as_method(get_computed_blocks), kFast,
-     "Mirrors KVCacheManager.get_computed_blocks (0.33)."},
-    {"get_computed_blocks_for_connector", as_method(get_computed_blocks_for_connector), kFast,
-     "Mirrors KVCacheManager.get_computed_blocks_for_connector (0.33)."},
-    {"allocate_slots", as_method(allocate_slots), kFast,
+    method<look_up<false>, "get_computed_blocks", 1, "request", "max_cache_hit_length">(
+        "Mirrors KVCacheManager.get_computed_blocks (0.33)."),
+    method<look_up<true>, "get_computed_blocks_for_connector", 1, "request",
+           "max_cache_hit_length">(
+        "Mirrors KVCacheManager.get_computed_blocks_for_connector (0.33)."),
+    {"allocate_slots", as_method(allocate_slots_or_nothing), kFast,
      "Mirrors KVCacheManager.allocate_slots (0.33)."},
-    {"cache_blocks", as_method(cache_blocks), kFast, "Mirrors KVCacheManager.cache_blocks (0.33)."},
-    {"free", free_request, METH_O, "Mirrors KVCacheManager.free (0.33)."},
-    {"pop_blocks_for_free", pop_blocks_for_free, METH_O,
-     "Mirrors KVCacheManager.pop_blocks_for_free (0.33)."},
-    {"remove_skipped_blocks", as_method(remove_skipped_blocks), kFast,
-     "Mirrors KVCacheManager.remove_skipped_blocks (0.33)."},
-    {"get_blocks", as_method(get_blocks), kFast,
-     "The request's blocks as they are now. Mirrors KVCacheManager.get_blocks (0.33)."},
-    {"take_new_block_ids", take_new_block_ids, METH_NOARGS,
-     "Mirrors KVCacheManager.take_new_block_ids (0.33)."},
-    {"record_blocks_for_zeroing", as_method(record_blocks_for_zeroing), kFast,
-     "Mirrors KVCacheManager.record_blocks_for_zeroing (0.33)."},
-    {"new_step_starts", new_step_starts, METH_NOARGS,
-     "Mirrors KVCacheManager.new_step_starts (0.33)."},
-    {"check_invariants", check_invariants, METH_NOARGS,
-     "Raises BlockPoolError if tables and pool contradict each other."},
-    {"_get_num_blocks_to_allocate", as_method(get_num_blocks_to_allocate), kFast, nullptr},
-    {"_block_list", block_list, METH_VARARGS, nullptr},
-    {"_settings", settings, METH_NOARGS, nullptr},
-    {"_request_ids", request_ids, METH_NOARGS, nullptr},
-    {"_take_copies", take_copies, METH_NOARGS, nullptr},
-    {"_take_boundary_states", take_boundary_states, METH_NOARGS, nullptr},
-    {"_finalize_partial_tails", finalize_partial_tails, METH_VARARGS, nullptr},
-    {"_forget_prefix_cache", forget_prefix_cache, METH_NOARGS, nullptr},
+    method<cache_blocks, "cache_blocks", 2, "request", "num_computed_tokens">(
+        "Mirrors KVCacheManager.cache_blocks (0.33)."),
+    method_of_one<free_request, "free">("Mirrors KVCacheManager.free (0.33)."),
+    method_of_one<pop_blocks_for_free, "pop_blocks_for_free">(
+        "Mirrors KVCacheManager.pop_blocks_for_free (0.33)."),
+    method<remove_skipped_blocks, "remove_skipped_blocks", 2, "request_id",
+           "processed_computed_tokens", "num_prompt_tokens">(
+        "Mirrors KVCacheManager.remove_skipped_blocks (0.33)."),
+    method<get_blocks, "get_blocks", 1, "request_id">(
+        "The request's blocks as they are now. Mirrors KVCacheManager.get_blocks (0.33)."),
+    method_without_arguments<take_new_block_ids, "take_new_block_ids">(
+        "Mirrors KVCacheManager.take_new_block_ids (0.33)."),
+    method<record_blocks_for_zeroing, "record_blocks_for_zeroing", 2, "request_id", "start_token">(
+        "Mirrors KVCacheManager.record_blocks_for_zeroing (0.33)."),
+    method_without_arguments<new_step_starts, "new_step_starts">(
+        "Mirrors KVCacheManager.new_step_starts (0.33)."),
+    method_without_arguments<check_invariants, "check_invariants">(
+        "Raises BlockPoolError if tables and pool contradict each other."),
+    method<get_num_blocks_to_allocate, "_get_num_blocks_to_allocate", 7, "request_id", "num_tokens",
+           "new_computed_blocks", "num_encoder_tokens", "total_computed_tokens",
+           "num_local_computed_tokens", "num_tokens_main_model", "apply_admission_cap",
+           "prefill_end">(nullptr),
+    method<block_list, "_block_list", 2, "request_id", "group">(nullptr),
+    method_without_arguments<settings, "_settings">(nullptr),
+    method_without_arguments<request_ids, "_request_ids">(nullptr),
+    method_without_arguments<take_copies, "_take_copies">(nullptr),
+    method_without_arguments<take_boundary_states, "_take_boundary_states">(nullptr),
+    method<finalize_partial_tails, "_finalize_partial_tails", 3, "request_id",
+           "num_computed_tokens", "num_in_flight_tokens">(nullptr),
+    method_without_arguments<forget_prefix_cache, "_forget_prefix_cache">(nullptr),
     {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef members[] = {{"num_allocations", T_ULONGLONG, offsetof(ManagerObject, num_allocations),

@@ -32,9 +32,6 @@ const Names& names() {
   return interned;
 }
 
-/// What the native hasher does with a request. kError: a Python error is set.
-enum class Path { kNative, kVllm, kError };
-
 struct HasherState {
   TokenHasher hasher;
   std::vector<int32_t> tokens;
@@ -53,12 +50,6 @@ struct HasherObject {
   unsigned long long num_by_vllm;
 };
 
-/// Whether an attribute of the request is true, -1 with a Python error set.
-int is_true(PyObject* object, PyObject* name) {
-  const Ref value(PyObject_GetAttr(object, name));
-  return value ? PyObject_IsTrue(value.get()) : -1;
-}
-
 /// Sum of two int attributes of an object; nothing if one of them is no int that fits.
 std::optional<Py_ssize_t> sum_of(PyObject* object, PyObject* first, PyObject* second) {
   Py_ssize_t sum = 0;
@@ -74,23 +65,17 @@ std::optional<Py_ssize_t> sum_of(PyObject* object, PyObject* first, PyObject* se
   return sum;
 }
 
-/// kVllm if a block from token `start` on may have extra keys besides the salt's.
-Path path_for(PyObject* request, Py_ssize_t start) {
-  const int lora = is_true(request, names().lora_request);
-  if (lora != 0) return lora < 0 ? Path::kError : Path::kVllm;
-  const Ref embeds(PyObject_GetAttr(request, names().prompt_embeds));
-  if (!embeds) return Path::kError;
-  if (embeds.get() != Py_None) return Path::kVllm;
-  const Ref features(PyObject_GetAttr(request, names().mm_features));
-  if (!features) return Path::kError;
-  if (!PyList_CheckExact(features.get())) return Path::kVllm;
+/// Whether no block from token `start` on has extra keys besides the salt's.
+bool is_plain(PyObject* request, Py_ssize_t start) {
+  if (to_bool(attribute(request, names().lora_request).get())) return false;
+  if (attribute(request, names().prompt_embeds).get() != Py_None) return false;
+  const Ref features = attribute(request, names().mm_features);
+  if (!PyList_CheckExact(features.get())) return false;
   const Py_ssize_t count = PyList_GET_SIZE(features.get());
-  if (count == 0) return Path::kNative;
-  const Ref position(
-      PyObject_GetAttr(PyList_GET_ITEM(features.get(), count - 1), names().mm_position));
-  if (!position) return Path::kError;
+  if (count == 0) return true;
+  const Ref position = attribute(PyList_GET_ITEM(features.get(), count - 1), names().mm_position);
   const auto end = sum_of(position.get(), names().offset, names().length);
-  return end && *end <= start ? Path::kNative : Path::kVllm;
+  return end && *end <= start;
 }
 
 /// Token ids as numbers; false if one is not an int of 0..2^31-1, whose encoding is another.
@@ -114,58 +99,47 @@ bool read_hash(PyObject* object, TokenHash& hash) {
 }
 
 /// The hash of a salted request's first block, by vLLM's functions.
-PyObject* hash_by_vllm(HasherObject* self, PyObject* request, PyObject* none_hash,
-                       PyObject* tokens) {
+Ref hash_by_vllm(HasherObject* self, PyObject* request, PyObject* none_hash, PyObject* tokens) {
   const auto size = static_cast<Py_ssize_t>(self->state->hasher.block_size());
-  const Ref keys_and_index(
+  const Ref keys_and_index = owned(
       PyObject_CallFunction(self->extra_keys, "Onnn", request, Py_ssize_t{0}, size, Py_ssize_t{0}));
-  if (!keys_and_index) return nullptr;
-  PyObject* keys = PyTuple_GetItem(keys_and_index.get(), 0);
-  if (keys == nullptr) return nullptr;
-  const Ref slice(PyList_GetSlice(tokens, 0, size));
-  const Ref block(slice ? PyList_AsTuple(slice.get()) : nullptr);
-  const Ref content(block ? PyTuple_Pack(3, none_hash, block.get(), keys) : nullptr);
-  return content ? PyObject_CallOneArg(self->hash_function, content.get()) : nullptr;
+  PyObject* keys = checked(PyTuple_GetItem(keys_and_index.get(), 0));
+  const Ref slice = owned(PyList_GetSlice(tokens, 0, size));
+  const Ref block = owned(PyList_AsTuple(slice.get()));
+  const Ref content = owned(PyTuple_Pack(3, none_hash, block.get(), keys));
+  return owned(PyObject_CallOneArg(self->hash_function, content.get()));
 }
 
-/// The new hashes of a request's full blocks from token `start` on, or null: without a Python error
-/// if vLLM's own hasher is to make them.
-PyObject* hash_natively(HasherObject* self, PyObject* request, PyObject* hashes, PyObject* tokens,
-                        Py_ssize_t start) {
+/// The new hashes of a request's full blocks from token `start` on, or null if vLLM's own hasher is
+/// to make them.
+Ref hash_natively(HasherObject* self, PyObject* request, PyObject* hashes, PyObject* tokens,
+                  Py_ssize_t start) {
   HasherState& state = *self->state;
-  if (path_for(request, start) != Path::kNative) return nullptr;
+  if (!is_plain(request, start)) return {};
   PyObject* parent_object = start == 0
                                 ? PyDict_GetItemWithError(self->module_dict, names().none_hash)
                                 : PyList_GET_ITEM(hashes, PyList_GET_SIZE(hashes) - 1);
   TokenHash parent;
-  if (parent_object == nullptr || !read_hash(parent_object, parent)) return nullptr;
+  if (parent_object == nullptr || !read_hash(parent_object, parent)) return {};
 
   const auto size = static_cast<Py_ssize_t>(state.hasher.block_size());
   const Py_ssize_t count = (PyList_GET_SIZE(tokens) - start) / size;
-  Ref result(PyList_New(count));
-  if (!result) return nullptr;
-  Py_ssize_t done = 0;
-  if (start == 0) {
-    const int salted = is_true(request, names().cache_salt);
-    if (salted < 0) return nullptr;
-    if (salted == 1) {
-      PyObject* first = hash_by_vllm(self, request, parent_object, tokens);
-      if (first == nullptr) return nullptr;
-      PyList_SET_ITEM(result.get(), done++, first);
-      if (!read_hash(first, parent)) return nullptr;
-    }
+  Ref first;  // made by vLLM, if it is salted
+  if (start == 0 && to_bool(attribute(request, names().cache_salt).get())) {
+    first = hash_by_vllm(self, request, parent_object, tokens);
+    if (!read_hash(first.get(), parent)) return {};
   }
+  const Py_ssize_t done = first ? 1 : 0;
   state.tokens.resize(static_cast<size_t>((count - done) * size));
-  if (!read_tokens(tokens, start + done * size, state.tokens)) return nullptr;
+  if (!read_tokens(tokens, start + done * size, state.tokens)) return {};
   state.hashes.resize(static_cast<size_t>(count - done));
   state.hasher.hash_blocks(parent, state.tokens, state.hashes);
-  for (const TokenHash& hash : state.hashes) {
-    PyObject* bytes = PyBytes_FromStringAndSize(reinterpret_cast<const char*>(hash.data()),
-                                                static_cast<Py_ssize_t>(hash.size()));
-    if (bytes == nullptr) return nullptr;
-    PyList_SET_ITEM(result.get(), done++, bytes);
-  }
-  return result.release();
+  return make_list(static_cast<size_t>(count), [&](size_t i) {
+    if (first && i == 0) return first.release();
+    const TokenHash& hash = state.hashes[i - static_cast<size_t>(done)];
+    return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(hash.data()),
+                                     static_cast<Py_ssize_t>(hash.size()));
+  });
 }
 
 PyObject* call(PyObject* callable, PyObject* const* args, size_t flagged_count,
@@ -181,8 +155,9 @@ PyObject* call(PyObject* callable, PyObject* const* args, size_t flagged_count,
       const auto size = static_cast<Py_ssize_t>(self->state->hasher.block_size());
       const Py_ssize_t start = PyList_GET_SIZE(hashes.get()) * size;
       if (start + size > PyList_GET_SIZE(tokens.get())) return PyList_New(0);
-      PyObject* result = without_exceptions(
-          [&] { return hash_natively(self, args[0], hashes.get(), tokens.get(), start); });
+      PyObject* result = without_exceptions([&] {
+        return hash_natively(self, args[0], hashes.get(), tokens.get(), start).release();
+      });
       if (result != nullptr) ++self->num_native;
       if (result != nullptr || PyErr_Occurred()) return result;
     }
@@ -208,17 +183,11 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     return PyErr_Format(PyExc_ValueError, "'%s' is not a token hash: sha256 and sha256_cbor are",
                         algorithm);
   }
-  std::unique_ptr<HasherState> state;
-  try {
-    state.reset(new HasherState{
-        TokenHasher(cbor ? TokenHashAlgorithm::kSha256Cbor : TokenHashAlgorithm::kSha256,
-                    block_size),
-        {},
-        {}});
-  } catch (...) {
-    set_python_error();
-    return nullptr;
-  }
+  const auto kind = cbor ? TokenHashAlgorithm::kSha256Cbor : TokenHashAlgorithm::kSha256;
+  std::unique_ptr<HasherState> state(without_exceptions([&] {
+    return new HasherState{TokenHasher(kind, block_size), {}, {}};
+  }));
+  if (!state) return nullptr;
   auto* self = reinterpret_cast<HasherObject*>(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
   self->vectorcall = call;
@@ -231,14 +200,13 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return reinterpret_cast<PyObject*>(self);
 }
 
+constexpr PyObject* HasherObject::*kHeld[] = {
+    &HasherObject::request_type, &HasherObject::module_dict, &HasherObject::hash_function,
+    &HasherObject::extra_keys, &HasherObject::vllm_hasher};
+
 int traverse(PyObject* object, visitproc visit, void* arg) {
-  auto* self = reinterpret_cast<HasherObject*>(object);
   Py_VISIT(Py_TYPE(object));
-  Py_VISIT(self->request_type);
-  Py_VISIT(self->module_dict);
-  Py_VISIT(self->hash_function);
-  Py_VISIT(self->extra_keys);
-  Py_VISIT(self->vllm_hasher);
+  for (const auto member : kHeld) Py_VISIT(reinterpret_cast<HasherObject*>(object)->*member);
   return 0;
 }
 
@@ -248,11 +216,7 @@ void dealloc(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
   delete self->state;
-  Py_XDECREF(self->request_type);
-  Py_XDECREF(self->module_dict);
-  Py_XDECREF(self->hash_function);
-  Py_XDECREF(self->extra_keys);
-  Py_XDECREF(self->vllm_hasher);
+  for (const auto member : kHeld) Py_XDECREF(self->*member);
   type->tp_free(object);
   Py_DECREF(type);
 }
