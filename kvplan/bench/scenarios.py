@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 import kvplan
 from kvplan import request, specs
 from kvplan.offline import models
@@ -68,7 +66,7 @@ class Scenario:
         made = request.from_objects(
             *self.inputs(num_workers), model=f"{self.name}, {num_workers} workers"
         )
-        return msgspec.to_builtins(made)
+        return made.document
 
 
 def _real(name: str) -> Scenario:

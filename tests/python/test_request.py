@@ -106,8 +106,8 @@ def test_every_kind_goes_through_a_file(described, tmp_path):
     assert read.is_draft == spec.is_draft
 
 
-def test_every_native_kind_has_a_struct():
-    structs = {kind.__name__ for kind in request.AnySpec.__args__}
+def test_the_schema_knows_every_native_kind_and_config_field():
+    schema = request.json_schema()["properties"]
     natives = {
         name
         for name, cls in vars(specs).items()
@@ -115,13 +115,11 @@ def test_every_native_kind_has_a_struct():
         and issubclass(cls, specs.KVCacheSpec)
         and name not in ("KVCacheSpec", "AttentionSpec", "UniformTypeKVCacheSpecs")
     }
-    assert structs == natives
-
-
-def test_every_config_field_has_a_keyword():
+    kinds = schema["specs"]["items"]["oneOf"]
+    assert {kind["properties"]["kind"]["const"] for kind in kinds} == natives
     native = kvplan.PlanningConfig
     keywords = {name for name in dir(native) if isinstance(getattr(native, name), property)}
-    assert set(request.Config.__struct_fields__) == keywords
+    assert set(schema["config"]["properties"]) == keywords
 
 
 def test_writing_keeps_every_config_field(tmp_path):
@@ -147,9 +145,10 @@ def test_equal_specs_and_equal_workers_are_written_once():
     draft = [{"a": specs.from_dict(FULL), "b": specs.from_dict(FULL | {"is_draft": True})}]
     config = kvplan.PlanningConfig(max_model_len=1)
     r = request.from_objects(config, same + draft, [1, 2, 3, 4], model="m")
-    assert len(r.specs) == 2
-    assert [w.same_layers_as for w in r.workers[1:3]] == [0, 0]
-    assert r.workers[3].layers == (("a", 0), ("b", 1))
+    assert len(r.document["specs"]) == 2
+    workers = r.document["workers"]
+    assert [w["same_layers_as"] for w in workers[1:3]] == [0, 0]
+    assert workers[3]["layers"] == [["a", 0], ["b", 1]]
     assert request.loads(request.dumps(r)) == r
 
 
@@ -165,10 +164,10 @@ MALFORMED = [
     ("", "not a JSON request"),
     ("{", "not a JSON request"),
     (b"\xff\xfe\x00", "not a JSON request"),
-    ("[" * 200_000, "$: Expected `object`"),
+    ("[" * 200_000, "nested too deeply"),
     ('{"kvplan_request": 1, "config": {"max_model_len": NaN}}', "not a JSON request"),
-    ('{"kvplan_request": 1, "config": {"max_model_len": 1e400}}', "$.config.max_model_len"),
-    (f'{{"config": {{"max_model_len": {"9" * 5000}}}}}', "$.config.max_model_len"),
+    ('{"kvplan_request": 1, "config": {"max_model_len": 1e400}}', "out of range"),
+    (f'{{"config": {{"max_model_len": {"9" * 5000}}}}}', "out of range"),
     (f'{{"config": {{"max_model_len": {2**63}}}}}', "<= 9223372036854775807"),
     ('{"config": {"max_model_len": 1.5}}', "Expected `int`, got `float`"),
     ('{"config": {"max_model_len": "8"}}', "Expected `int`, got `str`"),
@@ -188,9 +187,10 @@ def nested(depth):
     return f'{{"specs": [{{"kind": "MambaSpec", "block_size": 1, "shapes": {inner}}}]}}'
 
 
-@pytest.mark.parametrize("depth", [4, 500, 100_000])
-def test_deep_nesting_is_refused(depth):
-    refused(nested(depth), "$.specs[0].shapes")
+@pytest.mark.parametrize(("depth", "part"), [(4, "$.specs[0].shapes"), (500, "nested too deeply")])
+def test_deep_nesting_is_refused(depth, part):
+    refused(nested(depth), part)
+    refused(nested(100_000), "nested too deeply")
 
 
 OUT_OF_RANGE = [
@@ -239,9 +239,7 @@ def test_requests_out_of_range_are_refused(changes, parts):
 
 
 def test_a_dtype_that_does_not_exist_is_refused_with_its_place():
-    r = request.loads(json.dumps(example(specs=[FULL, FULL | {"dtype": "bfloat17"}])))
-    with pytest.raises(request.RequestError, match=r"\$\.specs\[1\].*bfloat17"):
-        r.kv_cache_specs()
+    refused(example(specs=[FULL, FULL | {"dtype": "bfloat17"}]), "$.specs[1].dtype", "bfloat17")
 
 
 def test_too_many_workers_and_layers_are_refused():

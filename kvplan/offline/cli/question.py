@@ -256,9 +256,9 @@ class RequestQuestion(Question):
         if self.memory:
             memory = _per_worker(self.memory, len(specs), config.pipeline_parallel_size)
         facts = {"request": self.source}
-        if isinstance(self.request.source, str):
+        if self.request.source is not None:
             facts["recorded by"] = self.request.source
-        label = self.request.model if isinstance(self.request.model, str) else self.source
+        label = self.source if self.request.model is None else self.request.model
         return PlannerInput(label, config, specs, memory, facts, replicas=self.replicas)
 
     def with_options(self, **changes: Any) -> None:
