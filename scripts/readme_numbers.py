@@ -99,9 +99,14 @@ def gcd(report: Report) -> str:
 
 
 def pool(report: Report) -> str:
-    """Every row of the pool, with ratios, and its memory."""
-    rows = [*rows_of(report, "construction"), *rows_of(report, "allocation")]
-    lines = [[row.name, *(with_ratio(row, side) for side in POOL_SIDES)] for row in rows]
+    """What calls of the pool take, with ratios, and its memory.
+
+    Without construction: a large pool's arrays are pages that nothing has touched yet.
+    """
+    lines = [
+        [row.name, *(with_ratio(row, side) for side in POOL_SIDES)]
+        for row in rows_of(report, "allocation")
+    ]
     for row in rows_of(report, "memory"):
         cells = [
             f"{row.peak_bytes[side] / 200_000:.0f} bytes a block" if side in row.peak_bytes else ""
@@ -112,8 +117,8 @@ def pool(report: Report) -> str:
 
 
 def planning(report: Report) -> str:
-    """Every row of planning, with ratios."""
-    rows = rows_of(report, "planning")
+    """Planning for one worker and for many, with ratios."""
+    rows = [row for row in rows_of(report, "planning") if row.workers in (1, 64)]
     lines = [
         [row.name, f"{row.workers:,}", *(with_ratio(row, side) for side in PLAN_SIDES)]
         for row in rows
