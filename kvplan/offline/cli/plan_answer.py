@@ -10,7 +10,6 @@ from kvplan.offline.cli.failures import counted
 from kvplan.offline.cli.fit_search import requests_at_once
 from kvplan.offline.cli.gpu_budget import budget_dict
 from kvplan.offline.cli.knobs import Knob
-from kvplan.offline.cli.placement_file import placement_dict
 from kvplan.offline.cli.plan_facts import (
     GroupRow,
     encoder_lines,
@@ -90,6 +89,7 @@ _GROUP_FIELDS = (
     "max_safe_block_id_elements",
     "is_eagle_group",
 )
+_TENSOR_FIELDS = ("size", "layers", "layer_stride", "block_stride", "offset")
 _WORKER_FIELDS = (
     "available_bytes",
     "effective_bytes",
@@ -166,6 +166,54 @@ def failure_dict(
         },
         "knobs": knobs,
     }
+
+
+def placement_dict(plan: kvplan.Plan, kv_cache_specs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What each worker's memory holds, for ``kvplan check``; docs/cli.md has the format.
+
+    Workers with the same placement are written once.
+    """
+    specs: list[dict[str, Any]] = []
+    numbers: dict[Any, int] = {}
+
+    def number(spec: Any) -> int:
+        if spec not in numbers:
+            numbers[spec] = len(specs)
+            specs.append(spec.to_dict())
+        return numbers[spec]
+
+    def group_dict(group: Any) -> dict[str, Any]:
+        spec = group.kv_cache_spec
+        by_layer = getattr(spec, "kv_cache_specs", None)
+        used = [spec] if by_layer is None else [by_layer[name] for name in group.layer_names]
+        return {
+            "layer_names": list(group.layer_names),
+            "specs": [number(s) for s in used],
+            "block_size": spec.block_size,
+            "has_spec_per_layer": by_layer is not None,
+            "is_eagle_group": group.is_eagle_group,
+            **({"slices": group.slices} if group.slices != 1 else {}),
+        }
+
+    workers: list[dict[str, Any]] = []
+    seen: dict[tuple[str, ...], int] = {}
+    for index, (config, report) in enumerate(zip(plan.kv_cache_configs, plan.workers, strict=True)):
+        layers = list(kv_cache_specs[index])
+        # A stage's workers share their layers' dict, and all have the same number of blocks.
+        first = seen.setdefault(tuple(layers), index)
+        held: dict[str, Any] = {"same_as": first}
+        if first == index:
+            held = {
+                "num_blocks": config.num_blocks,
+                "layers": layers,
+                "groups": [group_dict(group) for group in config.kv_cache_groups],
+                "tensors": [
+                    {name: getattr(tensor, name) for name in _TENSOR_FIELDS}
+                    for tensor in config.kv_cache_tensors
+                ],
+            }
+        workers.append({"available_memory": report.effective_bytes, **held})
+    return {"layout": plan.config.kv_cache_layout, "specs": specs, "workers": workers}
 
 
 def _knob_dict(knob: Knob) -> dict[str, Any]:
