@@ -12,7 +12,7 @@ import click
 from kvplan.bench.measure import show_ratio, show_seconds
 from kvplan.bench.report import Report, Row, ratios
 from kvplan.offline.cli import pictures
-from kvplan.offline.cli.failures import FITS, BadInput, counted, did_you_mean
+from kvplan.offline.cli.failures import FITS, BadInput, counted, refuse_unknown
 from kvplan.offline.cli.files import refuse_other_kind
 from kvplan.offline.cli.param_types import NAME_LIST, RANK_LIST, NumberIn, parse_ranks
 from kvplan.offline.cli.pictures import CHART_HELP
@@ -138,8 +138,8 @@ def _measure(values: dict[str, Any], plot: Path | None) -> Any:
     if not values["workers"] and (full or quick):
         workers = [1, 8] if quick else list(ALL_WORKERS)
     works = values["works"] or list(ALL_WORKS if full else DEFAULT_WORKS)
-    _check("scenario", names, list(SCENARIOS))
-    _check("--work", works, ALL_WORKS)
+    refuse_unknown("scenario", names, SCENARIOS)
+    refuse_unknown("--work", works, ALL_WORKS)
     for n in workers:
         if not 1 <= n <= 16384:
             raise BadInput(f"--workers: {n:,} is not between 1 and 16,384")
@@ -160,14 +160,6 @@ def _measure(values: dict[str, Any], plot: Path | None) -> Any:
     )
     quiet = values["quiet"] or not sys.stderr.isatty()
     return run(settings, lambda line: None if quiet else click.echo(line, err=True))
-
-
-def _check(what: str, names: list[str], known: Any) -> None:
-    for name in names:
-        if name not in known:
-            raise BadInput(
-                f"{what}: {name!r} is unknown.{did_you_mean(name, known)} Known: {', '.join(known)}"
-            )
 
 
 TITLES = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvplan import _core
 from kvplan.offline.budget.gpus import Gpu, defaults_for, find_gpu
 from kvplan.offline.cli.defaults import print_preset_if_asked, use_preset
 from kvplan.offline.cli.failures import BadInput
@@ -69,8 +70,10 @@ def refuse_unheeded(values: dict[str, Any], grouping: str) -> None:
             raise BadInput(f"{option} is for the estimate from --gpu; give --gpu, or leave it out")
 
 
-LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC", "NHD", "HND")
-GROUPINGS = ("vllm", "compact", "sliced")
+#: Fields of `PlanningConfig` by name: their choices and ranges are the core's.
+_FIELDS = {field["name"]: field for field in _core.field_table()["PlanningConfig"]}
+LAYOUTS = (*_FIELDS["kv_cache_layout"]["choices"], "NHD", "HND")
+GROUPINGS = tuple(_FIELDS["grouping"]["choices"])
 MAMBA_DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -510,15 +513,20 @@ def estimate_of(values: dict[str, Any]) -> GpuBudget | None:
     )
 
 
-_CONFIG_FIELDS = (
-    "num_gpu_blocks_override",
-    "grouping",
-    "max_groups",
-    "reference_model_len",
-    "min_large_blocks",
-    "prefix_match_unit",
-    "prefix_cache_retention_interval",
-)
+def options_by_name(*options: Callable[..., Any]) -> dict[str, click.Option]:
+    """The options that these decorators give, by their parameters' names."""
+
+    def all_options() -> None: ...
+
+    for option in options:
+        option(all_options)
+    return {option.name: option for option in all_options.__click_params__}  # type: ignore[attr-defined]
+
+
+#: Fields of `PlanningConfig` that an option sets as it is; steps in flight decide others, too.
+_CONFIG_FIELDS = (_FIELDS.keys() & options_by_name(*PLANNER_OPTIONS).keys()) - {
+    "max_concurrent_batches"
+}
 #: Fields of `ModelOptions` that a recorded request can change as well.
 _ANYWHERE = ("max_model_len", "max_num_batched_tokens")
 

@@ -16,7 +16,7 @@ from kvplan.offline.cli.deployment_options import read_question
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, does_not_fit, say_on_stderr
 from kvplan.offline.cli.files import file_kind
 from kvplan.offline.cli.knobs import plan_given_plenty
-from kvplan.offline.cli.plan_answer import WITHOUT_MEMORY, plan_numbers
+from kvplan.offline.cli.plan_answer import OF_MEMORY, plan_numbers
 from kvplan.offline.cli.plan_facts import fixed_from_tokens, hit_unit
 from kvplan.offline.cli.question import PlannerInput
 from kvplan.offline.cli.sizes import floor_hundredths, format_size
@@ -152,7 +152,7 @@ def _side_dict(name: str, given: PlannerInput, plan: Any) -> dict[str, Any]:
         known = plan_given_plenty(given)
     numbers = {} if known is None else {"groups": len(known.groups), **plan_numbers(known)}
     if known is not plan:
-        numbers = {key: value for key, value in numbers.items() if key in WITHOUT_MEMORY}
+        numbers = {key: value for key, value in numbers.items() if key not in OF_MEMORY}
     return side | numbers
 
 

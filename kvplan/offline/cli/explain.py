@@ -11,7 +11,7 @@ import kvplan
 from kvplan.offline.cli.deployment_options import deployment_options, read_question
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, counted, does_not_fit
 from kvplan.offline.cli.knobs import PLENTY, plan_with_plenty, try_plan
-from kvplan.offline.cli.plan_answer import plan_numbers
+from kvplan.offline.cli.plan_answer import SIZED, plan_numbers
 from kvplan.offline.cli.plan_facts import (
     GroupRow,
     encoder_lines,
@@ -243,22 +243,12 @@ def _length_table(rows: list[dict[str, Any]]) -> list[str]:
 
 def bill_dict(given: PlannerInput, plan: kvplan.Plan, actual: kvplan.Plan | None) -> dict[str, Any]:
     """The bill as plain data; the capacity only where there is memory for it."""
-    sized = (
-        "num_blocks",
-        "usable_blocks",
-        "max_concurrency",
-        "usable_concurrency",
-        "capacity_tokens",
-        "usable_capacity_tokens",
-        "steady_concurrency",
-        "steady_capacity_tokens",
-    )
     bill = plan_numbers(plan)
     real = plan_numbers(actual) if actual is not None else {}
     unit = hit_unit(plan)
     return {
         "model": given.label,
-        **{key: real.get(key) if key in sized else value for key, value in bill.items()},
+        **{key: real.get(key) if key in SIZED else value for key, value in bill.items()},
         "groups": [
             {
                 "groups": row.label,

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TextIO
 
 import click
@@ -145,3 +145,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     by_lower = {k.lower(): k for k in known}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return f" Did you mean {by_lower[near[0]]}?" if near else ""
+
+
+def refuse_unknown(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse names that are not known, with the nearest one. Raises `BadInput`."""
+    for name in names:
+        if name not in known:
+            raise BadInput(
+                f"{what}: {name!r} is unknown.{did_you_mean(name, known)} Known: {', '.join(known)}"
+            )

@@ -20,7 +20,7 @@ class Page:
         layer: The layer's name.
         label: Its number, or "" if it has none.
         kind: What it keeps.
-        start: First byte in the block.
+        start: First byte, in the block or in the buffer.
         content_bytes: Bytes that hold states.
         padding_bytes: Bytes behind them that hold nothing.
     """
@@ -131,26 +131,14 @@ _HEADS_APART = ("LHBNC", "BHLNC")
 
 
 @dataclass(frozen=True)
-class Part:
-    """Consecutive bytes of the buffer that belong to one layer.
+class Part(Page):
+    """Consecutive bytes of the buffer that belong to one layer; all content where it spans blocks.
 
     Attributes:
-        layer: The layer's name.
-        label: Its number, or "" if it has none.
-        kind: What it keeps.
         block: The pool's block that it belongs to; None where it spans all blocks.
-        start: First byte.
-        content_bytes: Bytes that hold states; all of a part that spans all blocks.
-        padding_bytes: Bytes behind them that hold nothing.
     """
 
-    layer: str
-    label: str
-    kind: str
-    block: int | None
-    start: int
-    content_bytes: int
-    padding_bytes: int = 0
+    block: int | None = None
 
 
 @dataclass(frozen=True)
@@ -287,6 +275,5 @@ class _Page:
         """From the first byte of the first block to the last byte of the last."""
         last = self.pieces(self.ids - 1)[-1]
         end = last.start + last.content_bytes + last.padding_bytes
-        return Part(
-            self.name, layer_label(self.name), self.kind, None, self.start, end - self.start
-        )
+        label = layer_label(self.name)
+        return Part(self.name, label, self.kind, self.start, end - self.start, 0)

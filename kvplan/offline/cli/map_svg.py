@@ -222,9 +222,9 @@ def _blocks_drawn(buffer: BufferMap) -> int:
     return max(1, round(buffer.window_bytes / buffer.bytes_per_block))
 
 
-def _runs(pages: Sequence[Page | Part], scale: float) -> Iterator[list[Page | Part]]:
+def _runs(pages: Sequence[Page], scale: float) -> Iterator[list[Page]]:
     """Pages one by one; those too thin to be seen, together with what is alike beside them."""
-    run: list[Page | Part] = []
+    run: list[Page] = []
     for page in pages:
         size = page.content_bytes + page.padding_bytes
         if run and (size * scale >= THIN or not _follows(run[-1], page)):
@@ -238,7 +238,7 @@ def _runs(pages: Sequence[Page | Part], scale: float) -> Iterator[list[Page | Pa
         yield run
 
 
-def _follows(last: Page | Part, page: Page | Part) -> bool:
+def _follows(last: Page, page: Page) -> bool:
     """Whether a page begins where one of the same shape ends."""
     end = last.start + last.content_bytes + last.padding_bytes
     return (end, last.kind, last.content_bytes, last.padding_bytes, _is_null(last)) == (
@@ -250,12 +250,12 @@ def _follows(last: Page | Part, page: Page | Part) -> bool:
     )
 
 
-def _is_null(page: Page | Part) -> bool:
+def _is_null(page: Page) -> bool:
     return isinstance(page, Part) and page.block == 0
 
 
 def _pages(
-    run: Sequence[Page | Part],
+    run: Sequence[Page],
     top: float,
     bar: int,
     scale: float,
@@ -289,7 +289,7 @@ def _pages(
     return parts
 
 
-def _labels(pages: Sequence[Page | Part], baseline: float, scale: float) -> list[str]:
+def _labels(pages: Sequence[Page], baseline: float, scale: float) -> list[str]:
     """Numbers of layers on their pages: where they fit, or else of every second, fifth, ... one."""
     widest = max((page.content_bytes for page in pages), default=0)
     longest = max((len(page.label) for page in pages), default=0)

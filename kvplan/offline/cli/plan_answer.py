@@ -54,24 +54,26 @@ _NUMBERS = (
     "max_safe_block_id_bytes",
     "max_safe_block_id_elements",
 )
-#: What is known of a plan without its memory.
-WITHOUT_MEMORY = frozenset(
+#: What the pool holds, which the memory decides.
+SIZED = frozenset(
     (
-        "groups",
-        "requested_max_model_len",
-        "bytes_per_block",
-        "request_blocks",
-        "request_bytes",
-        "fixed_bytes_per_request",
-        "fixed_from_tokens",
-        "hit_tokens",
-        "shortest_hit_prompt",
-        "bytes_per_token",
-        "next_token_bytes",
-        "encoder_tokens_per_request",
-        "limiting_group",
+        "num_blocks",
+        "usable_blocks",
+        "max_concurrency",
+        "usable_concurrency",
+        "capacity_tokens",
+        "usable_capacity_tokens",
+        "steady_concurrency",
+        "steady_capacity_tokens",
     )
 )
+#: What else is not known of a plan without its memory.
+OF_MEMORY = SIZED | {
+    "max_model_len",
+    "limiting_worker",
+    "max_safe_block_id_bytes",
+    "max_safe_block_id_elements",
+}
 _GROUP_FIELDS = (
     "kind",
     "block_size",

@@ -21,9 +21,10 @@ from kvplan.offline.cli.deployment_options import (
     given_values,
     model_option_names,
     option_given,
+    options_by_name,
     preset_options,
 )
-from kvplan.offline.cli.failures import FITS, INTERRUPTED, BadInput, did_you_mean
+from kvplan.offline.cli.failures import FITS, INTERRUPTED, BadInput, refuse_unknown
 from kvplan.offline.cli.files import refuse_other_kind, warn_if_shadowed
 from kvplan.offline.cli.param_types import (
     LENGTH_LIST,
@@ -89,12 +90,7 @@ _LOAD = (
 
 def _shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that are the same for all rows."""
-
-    def all_options() -> None: ...
-
-    for option in (*MODEL_OPTIONS, *PLANNER_OPTIONS, *ESTIMATE_OPTIONS, *SERVER_OPTIONS):
-        option(all_options)
-    by_name = {option.name: option for option in all_options.__click_params__}  # type: ignore[attr-defined]
+    by_name = options_by_name(*MODEL_OPTIONS, *PLANNER_OPTIONS, *ESTIMATE_OPTIONS, *SERVER_OPTIONS)
     own = function.__dict__.setdefault("__click_params__", [])
     own += [by_name[name] for name in reversed(_SHARED)]
     return function
@@ -280,8 +276,8 @@ def _grid(values: dict[str, Any]) -> Any:
             "give sizes for the KV cache of each GPU, e.g. --memory 20GiB:80GiB:10GiB, or estimate "
             "them with --gpu H100,H200"
         )
-    _check_names("--grouping", values["grouping"], GROUPINGS)
-    _check_names("--kv-cache-dtype", values["kv_cache_dtype"], KV_CACHE_DTYPES)
+    refuse_unknown("--grouping", values["grouping"], GROUPINGS)
+    refuse_unknown("--kv-cache-dtype", values["kv_cache_dtype"], KV_CACHE_DTYPES)
     if values["max_groups"] and "compact" not in values["grouping"]:
         raise BadInput(
             f"--max-groups changes nothing with --grouping {','.join(values['grouping'])}; add "
@@ -390,15 +386,6 @@ def _request_grid(values: dict[str, Any], load: dict[str, Any] | None) -> Any:
         is_request=True,
         load=load,
     )
-
-
-def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise BadInput(
-                f"{option}: {name!r} is unknown.{did_you_mean(name, known)} Known: "
-                f"{', '.join(known)}"
-            )
 
 
 def _summary(done: int, total: int, seconds: float, output: Path | None) -> None:
