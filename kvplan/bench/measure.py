@@ -1,12 +1,19 @@
-"""Timing of calls side by side."""
+"""Timing of calls side by side, the memory of a process, and what a figure depends on."""
 
 from __future__ import annotations
 
 import gc
+import os
+import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
+
+import kvplan
 
 Calls = Mapping[str, Callable[[], Any]]
 
@@ -68,3 +75,80 @@ def show_ratio(slow: float | None, fast: float | None) -> str:
         return "-"
     ratio = slow / fast
     return f"{ratio:.1f}x" if ratio < 10 else f"{ratio:,.0f}x"
+
+
+def resident_bytes() -> int:
+    """What the process holds now."""
+    return _status_bytes("VmRSS") or peak_bytes_so_far()
+
+
+def peak_bytes_so_far() -> int:
+    """The most that the process has held."""
+    # Of this program alone; getrusage's figure begins with that of the process that started it.
+    if (peak := _status_bytes("VmHWM")) is not None:
+        return peak
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _status_bytes(key: str) -> int | None:
+    """A line of Linux's /proc/self/status in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == key:
+                return int(value.split()[0]) * 1024
+    return None
+
+
+def describe_machine() -> dict[str, str]:
+    """Processor, memory, load and versions of this process, as a reader wants them."""
+    described = {
+        "processor": _processor(),
+        "cores": str(_cores()),
+        "memory": _memory(),
+        "load": _load(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "kvplan": kvplan.__version__,
+        "vllm": _version("vllm"),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+    return {key: value for key, value in described.items() if value}
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory() -> str:
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return ""
+    return f"{total / 2**30:.0f} GiB"
+
+
+def _load() -> str:
+    return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import kvplan
-from kvplan.bench.measure import take_turns
-from kvplan.bench.process_memory import resident_bytes
+from kvplan.bench.measure import resident_bytes, take_turns
 from kvplan.bench.report import Row
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from kvplan.bench import manager, pool
-from kvplan.bench.gcd import EXPONENTS, gcd_row
-from kvplan.bench.machine import describe_machine
-from kvplan.bench.planning import placement_row, planning_row
+from kvplan.bench.measure import describe_machine
+from kvplan.bench.planning import EXPONENTS, gcd_row, placement_row, planning_row
 from kvplan.bench.report import Report, Row
 from kvplan.bench.scale import SIZES, scale_row
 from kvplan.bench.scenarios import SCENARIOS

@@ -12,8 +12,7 @@ import sys
 from typing import Any
 
 import kvplan
-from kvplan.bench.measure import take_turns
-from kvplan.bench.process_memory import peak_bytes_so_far, resident_bytes
+from kvplan.bench.measure import peak_bytes_so_far, resident_bytes, take_turns
 from kvplan.bench.report import Row
 from kvplan.bench.scenarios import scale
 

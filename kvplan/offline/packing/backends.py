@@ -148,8 +148,25 @@ def _layer(name: str, sizes: tuple[int | MultipleOf, ...], **fields: object) -> 
     return AttentionBackend(name, sizes, is_selectable=False, **fields)  # type: ignore[arg-type]
 
 
+def _dense_mla(
+    name: str, sizes: BlockSizes, dtypes: tuple[str, ...], *majors: int
+) -> AttentionBackend:
+    """Latents of these sizes on GPUs of these major capabilities."""
+    heads = (320, 512, 576)
+    return _mla(name, sizes, dtypes, head_sizes=heads, supports_dcp=True, runs_on=majors)
+
+
+def _dsv4(name: str, size: int, dtypes: tuple[str, ...], **fields: object) -> AttentionBackend:
+    """The packed records of DeepSeek V4, in blocks of one size."""
+    return _mla(name, (size,), dtypes, is_sparse=True, head_sizes=(512,), **fields)
+
+
+def _msa(name: str) -> AttentionBackend:
+    dtypes = ("bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
+    return AttentionBackend(name, (128,), dtypes, is_sparse=True, head_sizes=(128,))
+
+
 _ROCM_HEADS = (32, 64, 80, 96, 128, 160, 192, 224, 256)
-_MSA = ("bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 _BACKENDS = (
     _flash_like(
@@ -273,47 +290,12 @@ _BACKENDS = (
         ("LBHNC",),
         head_sizes=(32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512),
     ),
-    _mla(
-        "FLASH_ATTN_MLA",
-        (MultipleOf(16),),
-        _PLAIN,
-        head_sizes=(320, 512, 576),
-        supports_dcp=True,
-        runs_on=(9,),
-    ),
+    _dense_mla("FLASH_ATTN_MLA", (MultipleOf(16),), _PLAIN, 9),
     _mla("TRITON_MLA", (MultipleOf(16),), _PLAIN + _FP8, supports_dcp=True, is_triton=True),
-    _mla(
-        "FLASHMLA",
-        (64,),
-        _PLAIN + _FP8,
-        head_sizes=(320, 512, 576),
-        supports_dcp=True,
-        runs_on=(9, 10),
-    ),
-    _mla(
-        "FLASHINFER_MLA",
-        (32, 64),
-        _PLAIN + _FP8,
-        head_sizes=(320, 512, 576),
-        supports_dcp=True,
-        runs_on=(10,),
-    ),
-    _mla(
-        "TOKENSPEED_MLA",
-        (32, 64),
-        _FP8,
-        head_sizes=(320, 512, 576),
-        supports_dcp=True,
-        runs_on=(10,),
-    ),
-    _mla(
-        "CUTLASS_MLA",
-        (128,),
-        _PLAIN + _FP8,
-        head_sizes=(320, 512, 576),
-        supports_dcp=True,
-        runs_on=(10,),
-    ),
+    _dense_mla("FLASHMLA", (64,), _PLAIN + _FP8, 9, 10),
+    _dense_mla("FLASHINFER_MLA", (32, 64), _PLAIN + _FP8, 10),
+    _dense_mla("TOKENSPEED_MLA", (32, 64), _FP8, 10),
+    _dense_mla("CUTLASS_MLA", (128,), _PLAIN + _FP8, 10),
     _mla("ROCM_AITER_MLA", (MultipleOf(1),), (*_PLAIN, *_FP8, "fp8_e5m2"), supports_dcp=True),
     _mla(
         "ROCM_AITER_TRITON_MLA", (MultipleOf(1),), (*_PLAIN, *_FP8, "fp8_e5m2"), supports_dcp=True
@@ -381,20 +363,8 @@ _BACKENDS = (
         stride=1,
     ),
     _mla("XPU_MLA_SPARSE", (MultipleOf(1),), _PLAIN, is_sparse=True, head_sizes=(576,), stride=1),
-    _mla(
-        "FLASHMLA_SPARSE_DSV4",
-        (256,),
-        ("auto", "fp8_ds_mla", "fp8"),
-        is_sparse=True,
-        head_sizes=(512,),
-    ),
-    _mla(
-        "ROCM_FLASHMLA_SPARSE_DSV4",
-        (256,),
-        ("auto", "fp8_ds_mla", "fp8"),
-        is_sparse=True,
-        head_sizes=(512,),
-    ),
+    _dsv4("FLASHMLA_SPARSE_DSV4", 256, ("auto", "fp8_ds_mla", "fp8")),
+    _dsv4("ROCM_FLASHMLA_SPARSE_DSV4", 256, ("auto", "fp8_ds_mla", "fp8")),
     _mla(
         "ROCM_FLASHMLA_SPARSE_DSV41",
         (64, 128),
@@ -402,38 +372,18 @@ _BACKENDS = (
         is_sparse=True,
         head_sizes=(512,),
     ),
-    _mla(
-        "FLASHINFER_MLA_SPARSE_DSV4",
-        (256,),
-        ("auto", "bfloat16", *_FP8, "fp8_ds_mla"),
-        is_sparse=True,
-        head_sizes=(512,),
-    ),
-    _mla(
+    _dsv4("FLASHINFER_MLA_SPARSE_DSV4", 256, ("auto", "bfloat16", *_FP8, "fp8_ds_mla")),
+    _dsv4(
         "FLASHMLA_SPARSE_DSV41",
-        (64,),
+        64,
         ("auto", "fp8_ds_mla", "fp8"),
-        is_sparse=True,
-        head_sizes=(512,),
         sizes_here=lambda major, *_: (64 if major == 9 else 128,),
     ),
-    _mla(
-        "FLASHINFER_MLA_SPARSE_DSV41",
-        (128,),
-        ("auto", "bfloat16", *_FP8, "fp8_ds_mla"),
-        is_sparse=True,
-        head_sizes=(512,),
-    ),
-    _mla(
-        "FLASHMLA_MEGA_ATTN_DSV41",
-        (128,),
-        ("auto", "fp8_ds_mla", "fp8", "nvfp4_ds_mla"),
-        is_sparse=True,
-        head_sizes=(512,),
-    ),
-    AttentionBackend("MINIMAX_M3_SPARSE", (128,), _MSA, is_sparse=True, head_sizes=(128,)),
-    AttentionBackend("CUTLASS_MSA", (128,), _MSA, is_sparse=True, head_sizes=(128,)),
-    AttentionBackend("TRITON_MSA", (128,), _MSA, is_sparse=True, head_sizes=(128,)),
+    _dsv4("FLASHINFER_MLA_SPARSE_DSV41", 128, ("auto", "bfloat16", *_FP8, "fp8_ds_mla")),
+    _dsv4("FLASHMLA_MEGA_ATTN_DSV41", 128, ("auto", "fp8_ds_mla", "fp8", "nvfp4_ds_mla")),
+    _msa("MINIMAX_M3_SPARSE"),
+    _msa("CUTLASS_MSA"),
+    _msa("TRITON_MSA"),
     _flash_like(
         "STEP5_DSA",
         ("auto", "bfloat16", *_FP8),
