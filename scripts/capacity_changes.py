@@ -102,22 +102,22 @@ def null_block(q: ModelQuestion) -> str:
 
 CHANGES = (
     (
-        "0.21",
+        "0.20",
         "the estimate of CUDA graphs is taken off the memory",
-        more_beside((0, 20), (0, 21), "CUDA graphs"),
+        more_beside((0, 19), (0, 20), "CUDA graphs"),
     ),
     ("0.23", "pages of each size are counted apart", buckets),
     ("0.26", "windows keep the tokens of all steps in flight", in_flight),
     ("0.29", "one block is the null block's; the longest context of a tight memory", null_block),
     (
-        "0.31",
+        "0.31, dense 0.25",
         "the V2 model runner's sampler tables",
-        more_beside((0, 30), (0, 31), "runner's buffers"),
+        more_beside((0, 24), (0, 31), "runner's buffers"),
     ),
     (
-        "0.31",
+        "0.31, dense 0.25",
         "its profile run leaves the sampler's parameters out",
-        more_beside((0, 30), (0, 31), "peak activation"),
+        more_beside((0, 24), (0, 31), "peak activation"),
     ),
     (
         "0.33",

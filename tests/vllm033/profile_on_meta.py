@@ -99,10 +99,16 @@ import stand_in_cuda as stand_in
 sys.modules["triton"] = _triton_utils.triton
 sys.modules["triton.language"] = _triton_utils.tl
 sys.modules["triton.language.math"] = stand_in.StubModule("triton.language.math")
+sys.modules["vllm.tilelang_utils"] = stand_in.StubModule("vllm.tilelang_utils")
+sys.modules["vllm.tilelang_utils"].tilelang_jit = Kernel
+import vllm.model_executor.warmup.jit_warmup_tilelang_helper as _tilelang_warmup
 import vllm.model_executor.warmup.jit_warmup_triton_helper as _warmup
 
 _warmup.triton_kernel_dispatcher_with_warmup = lambda **kwargs: Kernel
 _warmup._DecoratedTritonJitKernel.__call__ = lambda self, *a, **k: None
+stand_in._import_utils.has_cutedsl = lambda: False  # Triton's kernels give equal outputs
+_warmup.VllmTritonJitKernel.launch = lambda self, *a, **k: None
+_tilelang_warmup.VllmTileLangJitKernel.__call__ = lambda self, *a, **k: None
 
 
 class Books(TorchDispatchMode):
@@ -248,11 +254,20 @@ def _replace_kernels(books: Books) -> None:
 
 def _replace_moe_kernels() -> None:
     """Packed formats keep their sizes when they are laid out anew; kernels write given outputs."""
+    import vllm._custom_ops as custom_ops
     import vllm.model_executor.layers.fused_moe.experts.gpt_oss_triton_kernels_moe as gpt_oss
     import vllm.model_executor.layers.fused_moe.oracle.mxfp4 as mxfp4
     import vllm.model_executor.layers.quantization.utils.fp8_utils as fp8_utils
 
     fp8_utils.deepgemm_post_process_weight_scale_block = lambda ws, **kwargs: ws
+
+    def repack(
+        b_q_weight: torch.Tensor, size_k: int, size_n: int, num_bits: int, *a: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        return b_q_weight.new_empty((size_k // 16, size_n * 16 * num_bits // 32))
+
+    custom_ops.gptq_marlin_repack = repack
+    custom_ops.moe_wna16_marlin_gemm = lambda inputs, output, *a, **kwargs: output
     packed = lambda **kwargs: types.SimpleNamespace(**kwargs)  # noqa: E731
     mxfp4._swizzle_mxfp4 = lambda weight, scale, *a: (weight.transpose(-1, -2), None, scale)
     mxfp4.PrecisionConfig = mxfp4.FlexCtx = packed
@@ -275,6 +290,7 @@ def prepare(books: Books) -> None:
     stand_in.StandInCuda.get_current_memory_usage = classmethod(lambda cls, device=None: 0.0)
     torch.accelerator.synchronize = torch.cuda.synchronize = lambda *a, **k: None
     torch.cuda.empty_cache = lambda *a, **k: None
+    torch.accelerator.max_memory_allocated = lambda *a, **k: 0
     torch.cuda.is_current_stream_capturing = lambda: False
     torch.cuda.stream = contextlib.nullcontext
     stand_in._Group = Group

@@ -59,6 +59,9 @@ class _StubType(type):
             raise AttributeError(name)
         return _StubType(name, (_StubBase,), {})
 
+    def __getitem__(cls, item: Any) -> _StubType:
+        return cls
+
 
 class _StubBase(metaclass=_StubType):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -200,11 +203,13 @@ class _Properties:
     name = "stand-in"
     shared_memory_per_block_optin = 232448
     gcnArchName = "gfx942"
+    is_integrated = False
 
 
 _platforms._current_platform = StandInCuda()
 torch.cuda.Stream = torch.cuda.Event = torch.Event = _Stub
 torch.cuda._lazy_init = lambda: None
+torch._C._cuda_setStream = lambda **stream: None
 torch.cuda.device_count = lambda: 64
 torch.cuda.current_device = lambda: 0
 torch.cuda.current_stream = lambda *a: _Stub()

@@ -18,6 +18,7 @@ from kvplan.offline.budget.parameters import (
     tower_of,
 )
 from kvplan.offline.models.config_view import ConfigView
+from kvplan.offline.models.context_length import derived_max_model_len
 from kvplan.offline.models.layers import AttentionLayer, MLALayer, StateLayer
 from kvplan.offline.models.plan_input import ReadLayers
 
@@ -30,14 +31,56 @@ _CUBLAS_BYTES = {True: 32 * MIB, False: 8320 << 10}
 #: vllm/model_executor/layers/attention/mla_attention.py::MLACommonMetadataBuilder
 #: .determine_chunked_prefill_workspace_size (0.33).
 _CACHED_CHUNK_TOKENS = 64 << 10
+#: What an indexer of sparse attention reserves for its logits, and for the choice of its top k.
+_INDEX_LOGITS_BYTES, _INDEX_TOPK_BYTES = 512 * MIB, MIB
+#: Bytes of a cached token that an indexer gathers: 128 of fp8 and a scale.
+_INDEX_KEY_BYTES = 132
+#: Hidden states within a norm that is computed in float32 and not fused.
+_WIDE_NORM = 11
 #: Types of models that encode an image at its own resolution, and the tokens of the largest one
 #: that their processors allow.
 _ANY_RESOLUTION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 _LARGEST_IMAGE = 16384
-#: From this version on the V2 model runner.
-V2_RUNNER = (0, 31)
+#: From these versions on the V2 model runner, of dense models and of all.
+_V2_OF_DENSE, _V2_OF_ALL = (0, 25), (0, 31)
 #: From this version on it profiles the sampler with every parameter set, as the V1 runner did.
 _WHOLE_SAMPLER = (0, 33)
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """What sparse latent attention keeps and needs.
+
+    Attributes:
+        topk: Tokens that a token attends to.
+        layers: Layers with buffers of their own for these.
+        gathered_bytes: Where what many requests have cached is gathered.
+        gathered_bytes_per_token: The same for a token of a step.
+        replicated: Elements of a token at the worst place of a layer, on each rank.
+        divided: Those that TP ranks divide.
+    """
+
+    topk: int
+    layers: int
+    gathered_bytes: int
+    gathered_bytes_per_token: int
+    replicated: int
+    divided: int
+
+    def workspace_bytes(self, tokens: int) -> int:
+        """What stays behind."""
+        return self.gathered_bytes + tokens * self.gathered_bytes_per_token
+
+    def buffer_bytes(self, tokens: int, sequences: int) -> int:
+        """What the model's layers allocate when they are built; vLLM's log calls it weights."""
+        chosen = tokens * 4 * (self.topk + self.layers)
+        return chosen + sequences * 4 * self.layers * (self.topk + 1)
+
+    def step_bytes(self, tokens: int, ranks: int, itemsize: int) -> int:
+        """Peak within a layer."""
+        exchanged = 2 * tokens * self.topk * 4 if ranks > 1 else 0
+        elements = self.replicated + self.divided // ranks
+        return _INDEX_LOGITS_BYTES + exchanged + tokens * elements * itemsize
 
 
 @dataclass(frozen=True)
@@ -57,6 +100,8 @@ class ModelShape:
         shared_width: Width of the shared experts.
         latent_width: Elements of a cached token's keys and values over all ranks where dense latent
             attention makes them, or 0.
+        indexer: Of sparse latent attention.
+        has_wide_norm: Whether norms are computed in float32.
         is_packed: Whether experts are in a packed 4-bit format.
         encoder_bytes_per_token: Bytes that the encoder takes for each token it makes, or 0.
         encoder_item_tokens: Tokens of one item at most, or 0.
@@ -77,6 +122,8 @@ class ModelShape:
     expert_width: int = 0
     shared_width: int = 0
     latent_width: int = 0
+    indexer: Indexer | None = None
+    has_wide_norm: bool = False
     is_packed: bool = False
     encoder_bytes_per_token: int = 0
     encoder_item_tokens: int = 0
@@ -145,8 +192,12 @@ def activation(
     """
     sequences = min(sequences, tokens)
     kept = _CUBLAS_BYTES[capability is None or capability >= (9, 0)]
-    kept += _expert_workspace(shape, tokens, tensor_parallel_size, itemsize)
-    if version < V2_RUNNER and is_last_stage:
+    workspace = _expert_workspace(shape, tokens, tensor_parallel_size, itemsize)
+    if shape.indexer is not None:
+        workspace = max(workspace, shape.indexer.workspace_bytes(tokens))
+    kept += workspace
+    is_v2 = has_v2_runner(shape, version)
+    if not is_v2 and is_last_stage:
         # The V1 runner's sampler leaves a segment behind where it is too large to be split.
         left = sequences * shape.vocabulary // 2
         kept += left if left >= 20 * MIB else 0
@@ -154,25 +205,31 @@ def activation(
     if shape.is_multimodal and shape.encodes and is_first_stage:
         items = _item_tokens(shape, tokens)
     outputs = items * shape.hidden * itemsize
-    if version < V2_RUNNER:
+    if not is_v2:
         # The V1 runner holds the items themselves, too, to the end of its profile run.
         outputs += items * shape.encoder_inputs * itemsize
     state = tokens * shape.hidden * itemsize
     sampler = 0
     if is_last_stage:
         sampled = sequences * shape.hidden * itemsize
-        if version < V2_RUNNER:
+        if not is_v2:
             sampled *= 2
-        is_whole = version < V2_RUNNER or version >= _WHOLE_SAMPLER
+        is_whole = not is_v2 or version >= _WHOLE_SAMPLER
         logits = sequences * shape.vocabulary
         logits *= _SAMPLER_BYTES_PER_LOGIT if is_whole else itemsize
         sampler = kept + outputs + logits + state + sampled
     return Activation(
         kept=kept,
         encoder=kept + outputs + items * shape.encoder_bytes_per_token,
-        forward=kept + outputs + _forward_elements(shape, tokens, tensor_parallel_size) * itemsize,
+        forward=kept + outputs + _forward_bytes(shape, tokens, tensor_parallel_size, itemsize),
         sampler=sampler,
     )
+
+
+def has_v2_runner(shape: ModelShape, version: tuple[int, int]) -> bool:
+    """Whether a version runs a model by its V2 model runner."""
+    is_dense = not (shape.experts_per_token or shape.has_states)
+    return version >= (_V2_OF_DENSE if is_dense else _V2_OF_ALL)
 
 
 def _item_tokens(shape: ModelShape, tokens: int) -> int:
@@ -195,9 +252,17 @@ def _expert_workspace(shape: ModelShape, tokens: int, ranks: int, itemsize: int)
     return tokens * shape.experts_per_token * elements * itemsize
 
 
+def _forward_bytes(shape: ModelShape, tokens: int, ranks: int, itemsize: int) -> int:
+    """What lives at once at the worst place of a layer."""
+    step = _forward_elements(shape, tokens, ranks) * itemsize
+    if shape.indexer is not None:
+        step = max(step, shape.indexer.step_bytes(tokens, ranks, itemsize))
+    return step
+
+
 def _forward_elements(shape: ModelShape, tokens: int, ranks: int) -> int:
-    """Elements that live at once at the worst place of a layer."""
     hidden, width = shape.hidden, max(shape.mlp, shape.shared_width) // ranks
+    normed = _WIDE_NORM * hidden if shape.has_wide_norm else 0
     states = 5 * hidden + max(shape.attention // ranks, width if ranks > 1 else 0)
     # What is kept is kept before and after it is summed over the ranks.
     kept = 3 + shape.extra_states + (shape.extra_states > 0 and ranks > 1)
@@ -206,18 +271,22 @@ def _forward_elements(shape: ModelShape, tokens: int, ranks: int) -> int:
     if shape.experts_per_token:
         routed = 5 * hidden + (2 * hidden if shape.shared_width else 0)
         if shape.is_packed:
+            # Residual, attention's output, its norm and the sum of experts, and a token's experts.
             spread = shape.experts_per_token
-            routed = 2 * hidden + spread * (hidden + shape.expert_width // ranks)
+            routed = 4 * hidden + spread * (hidden + shape.expert_width // ranks)
     latent = 0
     if shape.latent_width:
         unpacked = _CACHED_CHUNK_TOKENS * shape.latent_width // ranks
         latent = unpacked + tokens * (2 * hidden + shape.attention // ranks)
     # What layers look up is there as found and as added to the projected embedding.
-    return max(tokens * (max(states, dense, routed) + 2 * shape.looked_up), latent)
+    return max(tokens * (max(states, dense, routed, normed) + 2 * shape.looked_up), latent)
 
 
-def shape_of(read: ReadLayers) -> ModelShape:
-    """A model's sizes. Raises `ModelError` where the config lacks one."""
+def shape_of(read: ReadLayers, max_model_len: object = None) -> ModelShape:
+    """A model's sizes; the longest request counts for sparse attention.
+
+    Raises `ModelError` where the config lacks one.
+    """
     text, layers = read.text, read.layers
     experts = num_experts(text) > 1
     keys = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk", "moe_k")
@@ -238,6 +307,8 @@ def shape_of(read: ReadLayers) -> ModelShape:
         vocabulary=-(-vocabulary // 64) * 64,
         attention=_attention_elements(text, read),
         latent_width=_latent_width(text, read),
+        indexer=_indexer(read, max_model_len),
+        has_wide_norm=read.architecture.startswith(("Qwen3Next", "Qwen3_5")),
         mlp=0
         if experts and not layers.is_hybrid and not text.get("first_k_dense_replace")
         else mlp,
@@ -259,9 +330,7 @@ def shape_of(read: ReadLayers) -> ModelShape:
 
 def _extra_states(architecture: str) -> int:
     """As recordings show: norms around the MLP (Gemma), a residual that is not in place (Qwen)."""
-    if architecture.startswith(("Gemma2", "Gemma3F")):
-        return 2
-    if architecture.startswith("Whisper"):
+    if architecture.startswith(("Gemma2", "Gemma3F", "Qwen3_5F", "Whisper")):
         return 2
     return int(architecture.startswith(("Gemma4", "Qwen2ForCausal", "Qwen3ForCausal")))
 
@@ -283,14 +352,15 @@ def _attention_elements(text: ConfigView, read: ReadLayers) -> int:
 
 
 def _state_elements(text: ConfigView, mamba_type: str) -> int:
-    """Elements of a token within a recurrent layer: its input projection some times over.
+    """Elements of a token within a recurrent layer, over all ranks.
 
-    How often is what recordings show, 2.7 times of Mamba 2 and 4.3 of gated delta nets.
+    Mamba 2 holds 2.7 times its input projection. A gated delta net holds its projection of two keys
+    and two values, the same less a value, and then four values and two keys.
     """
     if mamba_type == "gdn_attn" and text.get("linear_num_key_heads"):
         keys = text.size("linear_num_key_heads") * text.size("linear_key_head_dim")
         values = text.size("linear_num_value_heads") * text.size("linear_value_head_dim")
-        return int(4.3 * 2 * (keys + values))
+        return 6 * keys + 7 * values
     if mamba_type == "mamba2":
         heads = text.get("mamba_num_heads") or text.get("mamba_n_heads") or 0
         head = text.get("mamba_head_dim") or text.get("mamba_d_head") or 0
@@ -306,6 +376,52 @@ def _latent_width(text: ConfigView, read: ReadLayers) -> int:
     )
     width = (text.get("qk_nope_head_dim") or 0) + (text.get("v_head_dim") or 0)
     return text.num_heads * width if is_dense else 0
+
+
+def _indexer(read: ReadLayers, max_model_len: object) -> Indexer | None:
+    """Mirrors vllm/v1/attention/backends/mla/indexer.py::get_max_prefill_buffer_size (0.33)."""
+    text, layers = read.text, read.layers.layers
+    indexing = [x for x in layers if isinstance(x, MLALayer) and x.is_index_group_leader]
+    is_compressed = read.architecture.startswith("DeepseekV4For")
+    if not text.get("index_topk") or not (indexing or is_compressed):
+        return None
+    if not isinstance(max_model_len, int) or max_model_len < 1:
+        max_model_len, _ = derived_max_model_len(read.root, text, read.root.model_type)
+    hidden, topk = text.size("hidden_size"), text.size("index_topk")
+    query, rope = text.get("q_lora_rank") or 0, text.size("qk_rope_head_dim", minimum=0)
+    index_head = text.size("index_head_dim")
+    index = text.size("index_n_heads") * index_head // 2  # queries of one byte
+    if is_compressed:
+        return _compressed_indexer(text, max_model_len, 2 * hidden + index + 2 * query)
+    latent, factor = text.size("kv_lora_rank"), 5 if max_model_len <= 256 << 10 else 2
+    head = 2 * latent + text.size("qk_nope_head_dim") + 2 * rope + text.size("v_head_dim")
+    return Indexer(
+        topk=topk,
+        layers=len(indexing),
+        gathered_bytes=max_model_len * 8 * factor * _INDEX_KEY_BYTES + _INDEX_TOPK_BYTES,
+        gathered_bytes_per_token=0,
+        replicated=3 * hidden + index + 2 * query + latent + rope,
+        divided=text.num_heads * head,
+    )
+
+
+def _compressed_indexer(text: ConfigView, max_model_len: int, elements: int) -> Indexer:
+    """Of DeepSeek-V4, whose heads of a rank are padded to 64 and whose residual has streams.
+
+    Mirrors vllm/models/deepseek_v4/nvidia/flashmla.py (0.33).
+    """
+    head, window, topk = (text.size(k) for k in ("head_dim", "sliding_window", "index_topk"))
+    chosen = -(-(topk + window) // 128) * 128 + 1
+    streams = 2 * text.size("hc_mult") * text.size("hidden_size")
+    compressed = 2 * 4 * (head + text.size("index_head_dim"))  # in float32
+    return Indexer(
+        topk=topk,
+        layers=0,
+        gathered_bytes=4 * (-(-max_model_len // 4) + window) * head * 2,
+        gathered_bytes_per_token=4 * head * 2 + 4 * chosen,
+        replicated=elements + 2 * 64 * head + streams + compressed + 2 * head,
+        divided=0,
+    )
 
 
 def _encoder(root: ConfigView) -> tuple[int, int, int]:

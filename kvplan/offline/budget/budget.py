@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvplan.offline.budget.activation import activation, shape_of
-from kvplan.offline.budget.cuda_graphs import ESTIMATED_SINCE, capture_sizes, cuda_graphs
+from kvplan.offline.budget.activation import activation, has_v2_runner, shape_of
+from kvplan.offline.budget.cuda_graphs import are_estimated, capture_sizes, cuda_graphs
 from kvplan.offline.budget.gpus import Gpu
 from kvplan.offline.budget.lora import adapter_bytes
 from kvplan.offline.budget.non_torch import non_torch
@@ -131,7 +131,6 @@ def memory_budgets(
     Raises:
         ModelError: The config says too little.
     """
-    stages = options.pipeline_parallel_size
     common = Budget(deployment.gpu.memory_bytes, deployment.utilization, ())
     held = [
         Part("weights", size, int(size * weights.relative_error), weights.source)
@@ -140,17 +139,19 @@ def memory_budgets(
     if deployment.overhead_bytes is not None:
         overhead = Part("overhead", deployment.overhead_bytes, 0, "given")
         return [replace(common, parts=(part, overhead)) for part in held]
+    is_given = weights.source == "given"
     return [
-        replace(common, parts=(held[stage], *_parts(model, options, deployment, stage, stages)))
-        for stage in range(stages)
+        replace(common, parts=(part, *_parts(model, options, deployment, stage, is_given=is_given)))
+        for stage, part in enumerate(held)
     ]
 
 
 def _parts(
-    model: ModelConfig, options: ModelOptions, deployment: Deployment, stage: int, stages: int
+    model: ModelConfig, options: ModelOptions, deployment: Deployment, stage: int, *, is_given: bool
 ) -> Sequence[Part]:
+    stages = options.pipeline_parallel_size
     read = read_layers(model, options)
-    shape, itemsize = shape_of(read), ITEM_SIZES[read.dtype]
+    shape, itemsize = shape_of(read, options.max_model_len), ITEM_SIZES[read.dtype]
     tp, tokens, sequences = (
         options.tensor_parallel_size,
         options.max_num_batched_tokens,
@@ -171,6 +172,8 @@ def _parts(
     buffers = runner_buffers(
         shape, tokens=tokens, sequences=sequences, itemsize=itemsize, version=version, **ends
     )
+    if shape.indexer is not None and not is_given and has_v2_runner(shape, version):
+        buffers += shape.indexer.buffer_bytes(tokens, sequences)
     other = non_torch(
         tensor_parallel_size=tp,
         pipeline_parallel_size=stages,
@@ -180,7 +183,7 @@ def _parts(
     )
     relative = _ACTIVATION_ERROR[step.ruled_by]
     if step.ruled_by == "forward" and shape.has_states:
-        relative = 0.25
+        relative = 0.15
     if shape.is_multimodal:
         relative = max(relative, 0.05)
     release = ".".join(map(str, version))
@@ -214,7 +217,8 @@ def _parts(
                 f"{deployment.adapters} of rank {deployment.adapter_rank}",
             )
         )
-    if not deployment.enforce_eager and version >= ESTIMATED_SINCE:
+    is_v2 = has_v2_runner(shape, version)
+    if not deployment.enforce_eager and are_estimated(version, has_v2_runner=is_v2):
         sizes = capture_sizes(sequences, tokens, capability=capability)
         layers = -(-read.layers.num_hidden_layers // stages)
         graphs = cuda_graphs(len(sizes), layers, has_experts=shape.experts_per_token > 0)

@@ -46,5 +46,5 @@ def non_torch(
     if pipeline_parallel_size > 1:
         value += 0.07
     if is_unified:
-        value, error = value + 3, error + 1.5
+        value, error = value + 2.2, error + 2.4
     return Range(int(value * _GIB), int(error * _GIB))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan.offline.budget.activation import V2_RUNNER, ModelShape
+from kvplan.offline.budget.activation import ModelShape, has_v2_runner
 
 #: Bytes for a vocabulary's entry and sequence: how often it was produced, and whether it was in the
 #: prompt and may come next by a grammar (a bit each).
@@ -41,6 +41,6 @@ def runner_buffers(
     inputs = (states if shape.is_multimodal else 0) if is_first_stage else 2 * states
     if not is_last_stage:
         return inputs
-    if version < V2_RUNNER:
+    if not has_v2_runner(shape, version):
         return inputs + sequences * (_BYTES_PER_SEQUENCE + shape.vocabulary // 8)
     return inputs + int(sequences * (shape.vocabulary * _BYTES_PER_ENTRY + _BYTES_PER_SEQUENCE))
