@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -14,11 +15,19 @@ from click.testing import CliRunner, Result
 
 import kvplan
 from kvplan.offline.cli.app import app
+from kvplan.offline.cli.failures import FITS
 
 
 def run(*args: str, **kwargs) -> Result:
     """Run the command in this process; the result has exit_code, stdout and stderr."""
     return CliRunner().invoke(app, [str(arg) for arg in args], **kwargs)
+
+
+def answer_to(*args: str) -> Any:
+    """The JSON that a command prints that succeeds."""
+    result = run(*args, "--json")
+    assert result.exit_code == FITS, result.stderr
+    return json.loads(result.stdout)
 
 
 def execute(

@@ -5,7 +5,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from cli_runner import run
+from cli_runner import answer_to, run
 
 import kvplan
 from kvplan.bench import WORKS, measure, report, scenarios
@@ -177,9 +177,7 @@ def test_other_files_are_refused(recorded, tmp_path):
 
 def test_every_kind_of_work_that_needs_no_vllm():
     works = ",".join(set(WORKS) - {"scale", "memory", "planning", "placement"})
-    result = run("bench", "--work", works, *QUICK, "--json")
-    assert result.exit_code == FITS, result.stderr
-    names = {row["name"] for row in json.loads(result.stdout)["rows"]}
+    names = {row["name"] for row in answer_to("bench", "--work", works, *QUICK)["rows"]}
     assert names >= {f"construct and use {n:,}" for n in SIZES} | set(CASES)
     assert names >= set(POOL_NAMES) | set(MANAGER_NAMES), "rows that the C++ side is added to"
 

@@ -7,7 +7,7 @@ import math
 import re
 
 import pytest
-from cli_runner import run
+from cli_runner import answer_to, run
 from test_docs_json import broken
 
 from kvplan.offline.budget.gpus import find_gpu
@@ -18,9 +18,7 @@ ASKED = ("llama-3.1-70b", "--weights", "141GB", "--gpu", "H100,H200,B200", "--co
 
 @pytest.fixture(scope="module")
 def found():
-    result = run("fit", *ASKED, "--users", "50", "--json")
-    assert result.exit_code == FITS, result.stderr
-    return json.loads(result.stdout)
+    return answer_to("fit", *ASKED, "--users", "50")
 
 
 def test_every_gpu_is_offered_with_the_fewest_first(found):
@@ -56,7 +54,7 @@ def test_fewer_gpus_do_not_hold_them(found):
         fewest = min(offer["gpus"] for offer in offers)
         even = all(offer["pipeline_parallel_size"] not in (3, 5, 6, 7) for offer in offers)
         args = (*ASKED[:3], "--gpu", name, "--max-model-len", "32K", "--concurrency", "50")
-        answer = json.loads(run("fit", *args, "--find", "gpus", "--json").stdout)
+        answer = answer_to("fit", *args, "--find", "gpus")
         # `--find gpus` tries powers of two alone.
         assert answer["found_by_vllm"] >= fewest
         assert not even or answer["found_by_vllm"] == fewest
@@ -74,7 +72,7 @@ def test_the_memory_adds_up(found):
 
 def test_three_gpus_where_two_are_too_few():
     args = ("fit", "llama-3.1-70b", "--gpu", "H100,H200", "--users", "4", "--context", "32K")
-    offers = json.loads(run(*args, "--json").stdout)
+    offers = answer_to(*args)
     (three,) = [o for o in offers if (o["gpu"], o["gpus"]) == ("H100", 3)]
     assert (three["tensor_parallel_size"], three["pipeline_parallel_size"]) == (1, 3)
     assert "--pipeline-parallel-size 3" in three["line"]

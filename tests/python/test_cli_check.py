@@ -4,7 +4,7 @@ import json
 
 import pytest
 from built_in_kinds import KINDS
-from cli_runner import run
+from cli_runner import answer_to, run
 
 from kvplan.offline.cli.failures import BAD_INPUT, FITS
 
@@ -14,9 +14,7 @@ def plan_file(tmp_path):
     """Write the plan of some options, changed by a function, and return the file's path."""
 
     def write(*args, damage=None):
-        result = run("plan", *args, "--json")
-        assert result.exit_code == FITS, result.stderr
-        plan = json.loads(result.stdout)
+        plan = answer_to("plan", *args)
         if damage is not None:
             damage(plan["placement"])
         path = tmp_path / "plan.json"

@@ -3,21 +3,16 @@
 import json
 
 import pytest
-from cli_runner import run
+from cli_runner import answer_to, run
 
 from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
 
 
-def plan(*args):
-    return json.loads(run("plan", *args, "--json").stdout)
-
-
 def test_same_model_with_another_option():
-    result = run("diff", "gemma-3-27b", "--kv-cache-dtype fp8", "--memory", "30GiB", "--json")
-    assert result.exit_code == FITS, result.stderr
-    a, b = json.loads(result.stdout).values()
-    assert a["max_concurrency"] == plan("gemma-3-27b", "--memory", "30GiB")["max_concurrency"]
-    fp8 = plan("gemma-3-27b", "--memory", "30GiB", "--kv-cache-dtype", "fp8")
+    a, b = answer_to("diff", "gemma-3-27b", "--kv-cache-dtype fp8", "--memory", "30GiB").values()
+    plain = answer_to("plan", "gemma-3-27b", "--memory", "30GiB")
+    assert a["max_concurrency"] == plain["max_concurrency"]
+    fp8 = answer_to("plan", "gemma-3-27b", "--memory", "30GiB", "--kv-cache-dtype", "fp8")
     assert b["max_concurrency"] == fp8["max_concurrency"] == 2 * a["max_concurrency"]
 
 

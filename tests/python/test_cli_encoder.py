@@ -5,7 +5,7 @@ import math
 import re
 
 import pytest
-from cli_runner import run
+from cli_runner import answer_to, run
 
 import kvplan
 from kvplan.offline import models
@@ -56,7 +56,7 @@ def test_the_json_has_the_encoder_tokens():
     assert answer["config"]["encoder_tokens_per_request"] == ENCODER_TOKENS
     assert answer["steady_concurrency"] == running_requests(8192)
     assert answer["max_concurrency"] < answer["steady_concurrency"]
-    other = json.loads(run("plan", "llama-3.1-8b", "--memory", "40GiB", "--json").stdout)
+    other = answer_to("plan", "llama-3.1-8b", "--memory", "40GiB")
     assert other["encoder_tokens_per_request"] is None
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from built_in_kinds import KINDS
-from cli_runner import run
+from cli_runner import answer_to, run
 
 from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
 from kvplan.offline.cli.plan_facts import layer_ranges
@@ -12,9 +12,7 @@ from kvplan.offline.cli.plan_facts import layer_ranges
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_bill_adds_up(name):
-    result = run("explain", name, "--json")
-    assert result.exit_code == FITS, result.stderr
-    bill = json.loads(result.stdout)
+    bill = answer_to("explain", name)
     assert sum(group["bytes"] for group in bill["groups"]) == bill["request_bytes"]
     assert bill["num_blocks"] is None
     lengths = [row["request_bytes"] for row in bill["by_length"]]
@@ -46,11 +44,9 @@ def test_what_is_fixed_is_so_from_the_length_said(name):
     """Bills of the lengths around it, taken apart into fixed and growing bytes."""
 
     def bill(length):
-        result = run("explain", name, "--max-model-len", str(length), "--json")
-        assert result.exit_code == FITS, result.stderr
-        return json.loads(result.stdout)
+        return answer_to("explain", name, "--max-model-len", str(length))
 
-    longest = json.loads(run("explain", name, "--json").stdout)["max_model_len"]
+    longest = answer_to("explain", name)["max_model_len"]
     start = bill(longest)["fixed_from_tokens"]
     if start > 1:
         below, above = bill(start - 1), bill(start)
@@ -142,9 +138,7 @@ def test_a_recorded_length_that_is_fitted_is_explained(tmp_path):
     recorded = tmp_path / "rec.json"
     args = ("gemma-3-27b", "--memory", "12GiB", "--max-model-len", "auto")
     run("plan", *args, "--write-request", recorded)
-    result = run("explain", "--request", recorded, "--json")
-    assert result.exit_code == FITS
-    bill = json.loads(result.stdout)
+    bill = answer_to("explain", "--request", recorded)
     assert bill["max_model_len"] == 52720
     assert bill["request_blocks"] == 9829
     assert bill["by_length"][-1]["length"] == 52720

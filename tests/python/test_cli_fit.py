@@ -3,16 +3,14 @@
 import json
 
 import pytest
-from cli_runner import run
+from cli_runner import answer_to, run
 
 from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
 from kvplan.offline.cli.search import largest
 
 
 def found(*args):
-    result = run("fit", *args, "--json")
-    assert result.exit_code == FITS, result.stderr
-    return json.loads(result.stdout)
+    return answer_to("fit", *args)
 
 
 def plan(*args):

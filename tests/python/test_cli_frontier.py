@@ -1,10 +1,9 @@
 """``kvplan frontier``: the curve as a table, as JSON and as a drawing."""
 
-import json
 from xml.etree import ElementTree
 
 import pytest
-from cli_runner import run
+from cli_runner import answer_to, run
 
 import kvplan
 from kvplan.frontier import step_seconds
@@ -16,9 +15,7 @@ from kvplan.offline.models import ModelOptions, load
 
 
 def curve(*args):
-    result = run("frontier", *args, "--json")
-    assert result.exit_code == FITS, result.stderr
-    return json.loads(result.stdout)
+    return answer_to("frontier", *args)
 
 
 def test_the_curve_of_a_model():
@@ -39,7 +36,7 @@ def test_max_groups_moves_the_choice():
 
 def test_memory_adds_the_tokens_of_the_plan():
     args = ("gemma-3-27b", "--memory", "40GiB")
-    plan = json.loads(run("plan", *args, "--json").stdout)
+    plan = answer_to("plan", *args)
     points = {p["num_groups"]: p for p in curve(*args)["points"]}
     assert points[7]["capacity_tokens"] == plan["capacity_tokens"]
 

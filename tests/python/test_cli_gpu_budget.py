@@ -5,7 +5,7 @@ import shutil
 from importlib import resources
 
 import pytest
-from cli_runner import run
+from cli_runner import answer_to, run
 
 from kvplan.offline.budget.gpus import find_gpu
 from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
@@ -23,12 +23,6 @@ def snapshot(tmp_path):
     return tmp_path
 
 
-def answer(*args):
-    result = run(*args, "--json")
-    assert result.exit_code == FITS, result.stderr
-    return json.loads(result.stdout)
-
-
 def write_tensors(path, tensors):
     """A safetensors file of (name, dtype, shape, bytes), without the tensors' content."""
     header, end = {}, 0
@@ -42,12 +36,12 @@ def write_tensors(path, tensors):
 
 
 def weights(*args):
-    (budget,) = answer("plan", *args, "--gpu", "H100", "--max-model-len", "4096")["budget"]
+    (budget,) = answer_to("plan", *args, "--gpu", "H100", "--max-model-len", "4096")["budget"]
     return next(part for part in budget["parts"] if part["name"] == "weights")
 
 
 def test_the_parts_make_the_sum():
-    found = answer(*LLAMA, "--gpu", "H100")
+    found = answer_to(*LLAMA, "--gpu", "H100")
     (budget,) = found["budget"]
     usable = -int(-find_gpu("H100").memory_bytes * 0.92 // 1)
     taken = sum(part["bytes"] for part in budget["parts"])
@@ -62,9 +56,9 @@ def test_the_parts_make_the_sum():
 
 def test_given_sizes_count_as_they_are():
     gpu = (*LLAMA, "--gpu", "96GiB", "--gpu-memory-utilization", "0.5")
-    (budget,) = answer(*gpu, "--weights-per-gpu", "10GiB", "--overhead", "2GiB")["budget"]
+    (budget,) = answer_to(*gpu, "--weights-per-gpu", "10GiB", "--overhead", "2GiB")["budget"]
     assert budget["kv_cache_bytes"] == 36 * GIB
-    (same,) = answer(*gpu, "--gpu-memory-utilization", "0.5", "--weights-per-gpu", "10GiB",
+    (same,) = answer_to(*gpu, "--gpu-memory-utilization", "0.5", "--weights-per-gpu", "10GiB",
                      "--overhead", "2GiB", "--enforce-eager")["budget"]  # fmt: skip
     assert same == budget
 
@@ -72,7 +66,7 @@ def test_given_sizes_count_as_they_are():
 def test_no_graphs_in_eager_mode():
     def names(*args):
         return {
-            part["name"] for part in answer(*LLAMA, "--gpu", "H100", *args)["budget"][0]["parts"]
+            part["name"] for part in answer_to(*LLAMA, "--gpu", "H100", *args)["budget"][0]["parts"]
         }
 
     assert names() - names("--enforce-eager") == {"CUDA graphs"}
@@ -80,7 +74,7 @@ def test_no_graphs_in_eager_mode():
 
 
 def test_defaults_by_gpu():
-    small, large = (answer("plan", "llama-3.1-8b", "--gpu", gpu) for gpu in ("A100", "B200"))
+    small, large = (answer_to("plan", "llama-3.1-8b", "--gpu", gpu) for gpu in ("A100", "B200"))
     assert small["config"]["max_in_flight_tokens"] == 2 * 2048
     assert large["config"]["max_in_flight_tokens"] == 2 * 16384
     assert small["facts"]["attention backends"] == "FLASH_ATTN"
@@ -89,13 +83,15 @@ def test_defaults_by_gpu():
 
 def test_fewer_sequences_leave_more():
     def left(*args):
-        return answer("plan", "llama-3.1-8b", "--gpu", "H100", *args)["budget"][0]["kv_cache_bytes"]
+        return answer_to("plan", "llama-3.1-8b", "--gpu", "H100", *args)["budget"][0][
+            "kv_cache_bytes"
+        ]
 
     assert left("--max-num-seqs", "64") > left() + GIB
 
 
 def test_each_stage_has_a_budget():
-    found = answer("plan", "llama-3.1-8b", "--pp", "2", "--gpu", "H100")
+    found = answer_to("plan", "llama-3.1-8b", "--pp", "2", "--gpu", "H100")
     first, last = found["budget"]
     assert first["kv_cache_bytes"] > last["kv_cache_bytes"], "the last stage samples"
     assert [w["available_bytes"] for w in found["workers"]] == [
@@ -109,7 +105,7 @@ def test_verdicts():
         result = run(*args, "--json")
         return result.exit_code, json.loads(result.stdout)["facts"]["verdict"]
 
-    plan = answer("plan", "qwen3-14b", "--gpu-memory", "37GiB", "--max-model-len", "8K")
+    plan = answer_to("plan", "qwen3-14b", "--gpu-memory", "37GiB", "--max-model-len", "8K")
     longest = plan["usable_capacity_tokens"]
     # The interval is some hundreds of MiB wide, and a token takes 160 KiB.
     assert verdict(longest - 8000) == (FITS, "fits")

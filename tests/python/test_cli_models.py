@@ -1,9 +1,7 @@
 """``kvplan models``."""
 
-import json
-
 import pytest
-from cli_runner import execute, run
+from cli_runner import answer_to, execute, run
 
 from kvplan.offline import models
 from kvplan.offline.cli.sizes import format_token_count, parse_token_count
@@ -34,12 +32,12 @@ def test_a_narrow_terminal_breaks_no_name(width):
     assert max(map(len, lines)) <= width
     numbers = lines[lines.index("llama-3.1-8b, LlamaForCausalLM") + 1]
     assert numbers.split() == ["32", "1", "128K", "128", "KiB", "0", "B"]
-    for row in json.loads(run("models", "--json").stdout):
+    for row in answer_to("models"):
         assert f"{row['name']}, {row['architecture']}" in lines
 
 
 def test_json():
-    rows = json.loads(run("models", "--json").stdout)
+    rows = answer_to("models")
     assert [row["name"] for row in rows] == models.builtin_models()
     llama = next(row for row in rows if row["name"] == "llama-3.1-70b")
     # 80 layers of keys and values, 8 heads of 128 elements of 2 bytes.
@@ -50,9 +48,7 @@ def test_json():
 def test_architectures():
     result = run("models", "--architectures")
     assert result.stdout.split() == models.known_architectures()
-    assert json.loads(run("models", "--architectures", "--json").stdout) == (
-        models.known_architectures()
-    )
+    assert answer_to("models", "--architectures") == (models.known_architectures())
 
 
 def test_lengths_are_short_and_exact():

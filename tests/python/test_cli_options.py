@@ -5,7 +5,7 @@ import math
 import subprocess
 
 import pytest
-from cli_runner import execute, execute_line, run, surroundings
+from cli_runner import answer_to, execute, execute_line, run, surroundings
 from recordings import recorded_config
 
 import kvplan
@@ -49,9 +49,9 @@ def test_an_unheeded_option_of_a_recorded_request(tmp_path):
 
 def test_no_weights_and_no_overhead():
     def memory(*args):
-        result = run("plan", "llama-3.1-8b", "--gpu", "80GiB", *args, "--json")
-        assert result.exit_code == FITS, result.stderr
-        return json.loads(result.stdout)["workers"][0]["available_bytes"]
+        return answer_to("plan", "llama-3.1-8b", "--gpu", "80GiB", *args)["workers"][0][
+            "available_bytes"
+        ]
 
     usable = math.ceil((80 << 30) * 0.92)
     assert memory("--weights", "0", "--overhead", "0") == usable
@@ -124,7 +124,7 @@ def test_a_name_that_the_encoding_lacks_is_escaped(tmp_path):
 def test_any_batch_fits_a_model_without_windows():
     result = run("fit", *LLAMA, "--find", "batch")
     assert "any fits" in result.stdout
-    answer = json.loads(run("fit", *LLAMA, "--find", "batch", "--json").stdout)
+    answer = answer_to("fit", *LLAMA, "--find", "batch")
     assert answer["any_fits"] is True
     limited = run("fit", "gemma-3-27b", "--memory", "15GiB", "--find", "batch", "--json")
     assert json.loads(limited.stdout)["any_fits"] is False
@@ -132,9 +132,7 @@ def test_any_batch_fits_a_model_without_windows():
 
 def test_gpus_that_dcp_and_the_heads_allow():
     def tried(*args):
-        result = run("fit", *LLAMA, "--find", "gpus", *args, "--json")
-        assert result.exit_code == FITS, result.stderr
-        return json.loads(result.stdout)
+        return answer_to("fit", *LLAMA, "--find", "gpus", *args)
 
     assert tried()["split"]["tensor_parallel_size"] == 1
     # 8 KV heads: two ranks share a sequence only where each head is there twice.
@@ -236,7 +234,7 @@ def test_asynchronous_scheduling_of_a_recorded_request(tmp_path):
     recorded(tmp_path, "llama-3.1-8b", "--pp", "2")
 
     def in_flight(*args):
-        answer = json.loads(run("plan", "--request", path, *args, "--json").stdout)
+        answer = answer_to("plan", "--request", path, *args)
         planned = kvplan.PlanningConfig(**answer["config"])
         return planned.max_concurrent_batches, planned.max_in_flight_tokens
 

@@ -1,9 +1,7 @@
 """``--preset`` and ``--print-config``; shell completion."""
 
-import json
-
 import pytest
-from cli_runner import execute, run
+from cli_runner import answer_to, execute, run
 
 from kvplan.offline.cli.failures import BAD_INPUT, FITS
 
@@ -36,16 +34,16 @@ def test_round_trip(tmp_path):
 def test_the_command_line_wins(tmp_path):
     preset = tmp_path / "preset.toml"
     preset.write_text('model = "llama-3.1-70b"\nmemory = "40GiB"\ntp = 4\n')
-    answer = json.loads(run("plan", "--preset", preset, "--tp", "8", "--json").stdout)
+    answer = answer_to("plan", "--preset", preset, "--tp", "8")
     assert answer["config"]["tensor_parallel_size"] == 8
-    other = json.loads(run("plan", "gpt-oss-120b", "--preset", preset, "--json").stdout)
+    other = answer_to("plan", "gpt-oss-120b", "--preset", preset)
     assert other["model"] == "gpt-oss-120b"
 
 
 def test_several_sizes(tmp_path):
     preset = tmp_path / "preset.toml"
     preset.write_text('model = "llama-3.1-70b"\nmemory = ["80GiB", "60GiB"]\npp = 2\n')
-    answer = json.loads(run("plan", "--preset", preset, "--json").stdout)
+    answer = answer_to("plan", "--preset", preset)
     assert [w["available_bytes"] >> 30 for w in answer["workers"]] == [80, 60]
 
 

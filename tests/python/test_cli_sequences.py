@@ -1,8 +1,6 @@
 """Recurrent models start for no more sequences than they have blocks for states."""
 
-import json
-
-from cli_runner import run
+from cli_runner import answer_to, run
 
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS
 
@@ -16,9 +14,7 @@ def test_more_sequences_than_blocks():
     message = " ".join(result.stderr.split())
     assert "does not start for 1,024 sequences (max_num_seqs)" in message
     most = int(message.partition("Give --max-num-seqs ")[2].partition(" ")[0])
-    fitting = run(*HYBRID, "--max-num-seqs", str(most), "--json")
-    assert fitting.exit_code == FITS
-    assert json.loads(fitting.stdout)["num_blocks"] == most
+    assert answer_to(*HYBRID, "--max-num-seqs", str(most))["num_blocks"] == most
     assert run(*HYBRID, "--max-num-seqs", str(most + 1)).exit_code == DOES_NOT_FIT
 
 

@@ -11,7 +11,7 @@ import time
 import xml.etree.ElementTree as ET
 
 import pytest
-from cli_runner import run, surroundings
+from cli_runner import answer_to, run, surroundings
 
 from kvplan.offline.cli import sweep_run
 from kvplan.offline.cli.failures import BAD_INPUT, FITS, INTERRUPTED
@@ -383,7 +383,7 @@ def test_requests_that_the_null_block_leaves_room_for(tmp_path):
     args = ("llama-3.1-8b", "--memory", "8GiB", "--max-model-len", "16384")
     (row,) = sweep_rows(tmp_path, *args)
     assert (row["max_concurrency"], row["usable_concurrency"]) == (4.0, 4095 / 1024)
-    answer = json.loads(run("explain", *args, "--json").stdout)
+    answer = answer_to("explain", *args)
     assert answer["usable_concurrency"] == answer["by_length"][-1]["usable_concurrency"]
     assert "3.99 without the null block" in " ".join(run("explain", *args).stdout.split())
     assert "requests (usable)" in run("diff", "llama-3.1-8b", "--tp 2", *args[1:]).stdout

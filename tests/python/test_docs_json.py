@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_runner import run
+from cli_runner import answer_to, run
 from jsonschema import Draft202012Validator
 from test_docs_commands import load_script
 
@@ -61,13 +61,13 @@ def test_the_answer_is_what_the_schema_says(definition, command):
 
 def test_a_measurement_is_what_the_schema_says():
     args = ("bench", "gemma-3-27b", "--workers", "1", "--work", "planning", "--budget", "0.01")
-    answer = json.loads(run(*args, "--no-vllm", "--quiet", "--json").stdout)
+    answer = answer_to(*args, "--no-vllm", "--quiet")
     assert answer["rows"]
     assert broken("bench", answer) == []
 
 
 def test_broken_rules_are_what_the_schema_says(tmp_path):
-    plan = json.loads(run("plan", *GEMMA, "--json").stdout)
+    plan = answer_to("plan", *GEMMA)
     del plan["placement"]["workers"][0]["layers"][0]
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(plan))
@@ -91,7 +91,7 @@ def test_rows_of_a_sweep_are_what_the_schema_says(tmp_path):
 
 
 def test_a_wrong_answer_is_noticed():
-    answer = json.loads(run("models", "--json").stdout)
+    answer = answer_to("models")
     answer[0]["surprise"] = 1
     answer[1]["layers"] = "many"
     del answer[2]["groups"]

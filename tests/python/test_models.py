@@ -475,6 +475,9 @@ def test_missing_keys_take_the_class_default():
         ({"num_hidden_layers": "6"}, r"num_hidden_layers must be a whole number; got '6'"),
         ({"num_hidden_layers": 1 << 60}, r"num_hidden_layers is 1152921504606846976"),
         ({"num_hidden_layers": True}, r"must be a whole number; got True"),
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers is 1000000000"),
+        ({"rope_scaling": {"type": []}}, r"rope type"),
+        ({"head_dim": 64, "partial_rotary_factor": 1e308}, r"partial_rotary_factor"),
         ({"hidden_size": 4097}, r"hidden_size \(4097\) is not divisible by num_attention_heads"),
         ({"torch_dtype": "float64"}, r"torch_dtype is 'float64'"),
         ({"layer_types": ["full_attention"] * 5}, r"5 entries, but num_hidden_layers is 6"),
@@ -729,9 +732,10 @@ def test_files_that_are_not_configs(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ModelError, match="is not a JSON text file"):
         models.load(path)
-    path.write_text("[" * 100_000)
-    with pytest.raises(ModelError, match="is not valid JSON"):
-        models.load(path)
+    for text in ("[" * 100_000, "\x00"):
+        path.write_text(text)
+        with pytest.raises(ModelError, match="is not valid JSON"):
+            models.load(path)
     with path.open("wb") as file:
         file.truncate(1 << 30)
     with pytest.raises(ModelError, match=r"is 1,073,741,824 bytes; a model config is at most"):

@@ -4,7 +4,7 @@ import json
 import shlex
 
 import pytest
-from cli_runner import run
+from cli_runner import answer_to, run
 
 from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
 from kvplan.offline.cli.plan import command as plan_command
@@ -333,7 +333,7 @@ def test_the_line_keeps_what_was_given():
 
 
 def test_sequences_are_no_more_than_the_blocks_for_their_states():
-    answer = json.loads(run("serve-line", "qwen3-next-80b", "--memory", "1GiB", "--json").stdout)
+    answer = answer_to("serve-line", "qwen3-next-80b", "--memory", "1GiB")
     planned = json.loads(plan("--json", "--", answer["line"]).stdout)
     assert int(answer["options"]["max_num_seqs"]) <= planned["usable_blocks"] < 256
 

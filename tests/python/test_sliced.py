@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import reported_cases as cases
 from built_in_kinds import KINDS
-from cli_runner import run
+from cli_runner import answer_to, run
 from spec_makers import full, layers, mamba
 from test_compact import inputs
 
@@ -171,7 +171,7 @@ def test_frontier_shows_the_sliced_point(tmp_path):
     assert answer["sliced"]["request_bytes"] < answer["vllm"]["request_bytes"]
     assert ">sliced: 2 groups, " in plot.read_text()
     assert run("frontier", "gemma-3-27b").stdout.count(" sliced") == 1
-    one_kind = json.loads(run("frontier", "llama-3.1-70b", "--json").stdout)
+    one_kind = answer_to("frontier", "llama-3.1-70b")
     assert one_kind["sliced"] is None
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from cli_runner import run
+from cli_runner import answer_to, run
 from test_docs_json import broken
 
 from kvplan.offline.cli.failures import BAD_INPUT, DOES_NOT_FIT, FITS
@@ -465,7 +465,7 @@ def test_the_request_of_a_log(tmp_path):
     path = tmp_path / "request.json"
     args = (LOGS / "v0.10.log", "--model", "llama-3.1-8b", "--write-request", path)
     answer = log_json(*args)
-    planned = json.loads(run("plan", "--request", path, "--json").stdout)
+    planned = answer_to("plan", "--request", path)
     plan = answer["plan"]
     assert plan["least_capacity_tokens"] <= planned["capacity_tokens"]
     assert planned["capacity_tokens"] <= plan["most_capacity_tokens"]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from cli_runner import run
+from cli_runner import answer_to, run
 
 from kvplan.offline import models
 from kvplan.offline.cli.question import ModelQuestion
@@ -54,7 +54,7 @@ def test_hits_inside_blocks_are_found_where_they_pay():
 def test_the_command_takes_the_plan_chosen():
     args = ("plan", "qwen3.6-27b", "--memory", "20GiB", "--max-model-len", "32K")
     args = (*args, "--workload", "chat:requests=60", "--step-time", "base=1ms")
-    answer = json.loads(run(*args, "--json").stdout)
+    answer = answer_to(*args)
     workload = answer["workload"]
     assert workload["chosen"]["goodput"] >= workload["vllm"]["goodput"]
     assert answer["hit_tokens"] == workload["chosen"]["hit_tokens"]
@@ -71,14 +71,8 @@ LOAD = ("--workload", "agents:requests=150", "--limit", "120", "--rate", "3")
 GEMMA = ("gemma-3-27b", "--memory", "14GiB", "--max-model-len", "32K")
 
 
-def answer_of(*args):
-    result = run(*args, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
 def test_each_point_of_the_frontier_is_replayed_as_its_plan_is():
-    curve = answer_of("frontier", *GEMMA, *LOAD)
+    curve = answer_to("frontier", *GEMMA, *LOAD)
     trace = ("replay", "agents:requests=150", *LOAD[2:], *GEMMA)
     for point in (*curve["points"], curve["vllm"]):
         asked = ("--grouping", "compact", "--max-groups", str(point["num_groups"]))
@@ -86,7 +80,7 @@ def test_each_point_of_the_frontier_is_replayed_as_its_plan_is():
         if point["replay"] is None:  # one request of 32K tokens is too much
             assert run(*command).exit_code == 1
             continue
-        replay = answer_of(*command)
+        replay = answer_to(*command)
         assert replay["requests"] == 120
         for name in ("hit_rate", "preemptions", "goodput", "first_token_seconds"):
             assert point["replay"][name] == replay[name], (point["num_groups"], name)
@@ -99,10 +93,10 @@ def test_each_point_of_the_frontier_is_replayed_as_its_plan_is():
 
 def test_what_fit_finds_is_replayed():
     small = (GEMMA[0], "--memory", "8GiB")
-    found = answer_of("fit", *small, *LOAD)
+    found = answer_to("fit", *small, *LOAD)
     assert found["found"] < found["max_model_len"]
     length = ("--max-model-len", str(found["found"]))
-    replay = answer_of("replay", "agents:requests=150", *LOAD[2:], *small, *length)
+    replay = answer_to("replay", "agents:requests=150", *LOAD[2:], *small, *length)
     for name in ("hit_rate", "preemptions", "finished", "goodput", "first_token_seconds"):
         assert found["replay"][name] == replay[name]
     shown = run("fit", *small, *LOAD).stdout
@@ -115,15 +109,15 @@ CHATS = ("--workload", "chat:requests=400,rate=40")
 
 def replay_of(split, load="chat:requests=400,rate=40"):
     gpu = ("qwen3-8b", "--gpu", "L40S", "--max-model-len", "16K")
-    return answer_of("replay", load, *gpu, *split.split())
+    return answer_to("replay", load, *gpu, *split.split())
 
 
 def test_the_fewest_gpus_whose_replay_keeps_the_first_token():
-    alone = answer_of(*FIT, *CHATS)
+    alone = answer_to(*FIT, *CHATS)
     assert alone["options"] == "--tp 1"
     slow = alone["replay"]["first_token_seconds"]["p99"]
     goal = slow / 2
-    kept = answer_of(*FIT, *CHATS, "--max-first-token", str(goal))
+    kept = answer_to(*FIT, *CHATS, "--max-first-token", str(goal))
     assert kept["found"] > 1
     assert kept["replay"]["first_token_seconds"]["p99"] <= goal
     again = replay_of(kept["options"])
@@ -138,8 +132,8 @@ def test_the_fewest_gpus_whose_replay_keeps_the_first_token():
 
 
 def test_the_fewest_gpus_whose_replay_keeps_the_goodput():
-    alone = answer_of(*FIT, *CHATS)["replay"]["goodput"]
-    kept = answer_of(*FIT, *CHATS, "--min-goodput", str(1.2 * alone))
+    alone = answer_to(*FIT, *CHATS)["replay"]["goodput"]
+    kept = answer_to(*FIT, *CHATS, "--min-goodput", str(1.2 * alone))
     assert kept["found"] > 1
     assert kept["replay"]["goodput"] * kept["replay"]["engines"] >= 1.2 * alone
     fixed = run(*FIT, *CHATS, "--dp", "1", "--pp", "1", "--min-goodput", "1e9")
@@ -148,7 +142,7 @@ def test_the_fewest_gpus_whose_replay_keeps_the_goodput():
 
 def test_each_offer_is_replayed(tmp_path):
     args = ("fit", "qwen3-8b", "--gpu", "L40S,H100", "--users", "60", "--context", "16K", *CHATS)
-    offers = answer_of(*args)
+    offers = answer_to(*args)
     assert len(offers) == 6
     assert len({offer["goodput"] for offer in offers}) == 6
     for offer in offers:
@@ -156,7 +150,7 @@ def test_each_offer_is_replayed(tmp_path):
         split |= {"--dcp": "decode_context_parallel_size", "--dp": "replicas"}
         options = [word for name, key in split.items() for word in (name, str(offer[key]))]
         given = ("qwen3-8b", "--gpu", offer["gpu"], "--max-model-len", "16K", *options)
-        replay = answer_of("replay", CHATS[1], *given)
+        replay = answer_to("replay", CHATS[1], *given)
         assert offer["hit_rate"] == replay["hit_rate"]
         assert offer["first_token_p99"] == replay["first_token_seconds"]["p99"]
         assert offer["goodput"] == replay["goodput"] * offer["replicas"]
