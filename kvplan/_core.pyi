@@ -997,6 +997,7 @@ class CacheGroup:
     block_size: tokens of a block on one rank; window: tokens of the window or the attention chunk.
     mamba_align: mamba_cache_mode is "align".
     same_spec_as: index of the first group with an equal spec; such groups are found together.
+    slices: blocks that the group cuts each block of the pool into.
     """
     @staticmethod
     def from_spec(spec: KVCacheSpec, is_eagle_group: bool = False) -> CacheGroup:
@@ -1017,6 +1018,7 @@ class CacheGroup:
         num_prefill_checkpoint_blocks: int = 0,
         prefill_checkpoint_alignment: int | None = None,
         same_spec_as: int | None = None,
+        slices: int = 1,
     ) -> None: ...
     def __reduce__(self) -> tuple: ...
     def __repr__(self) -> str: ...
@@ -1048,7 +1050,8 @@ class CacheManager:
     calls must not overlap.
 
     groups: CacheGroup of each KV cache group, in order.
-    num_blocks: blocks of the pool, the null block included.
+    num_blocks: blocks of the pool, the null block included; where groups cut them into slices, large
+    ones, which usage, watermark and admission then count.
     scheduler_block_size, hash_block_size: tokens; None: as vLLM resolves them.
     retention_interval: vLLM's prefix_cache_retention_interval, tokens; None caches densely.
     """
@@ -1142,7 +1145,8 @@ class CacheManager:
     def emit_cached_block_events(self, request: int, hit: PrefixHit) -> None:
         """Stored events for the blocks of a hit."""
     def estimate_cached_tokens(self, request: int) -> int: ...
-    def evict_blocks(self, block_ids: typing.Any) -> None: ...
+    def evict_blocks(self, block_ids: typing.Any, group: int | None = None) -> None:
+        """Forgets what the blocks cache. With slices, ids need their group."""
     def finalize_partial_tails(
         self, request: int, num_computed_tokens: int, num_in_flight_tokens: int = 0
     ) -> list: ...
@@ -1154,6 +1158,8 @@ class CacheManager:
         """A second request with the first tokens of this one; take_copies has what both write. None if the pool has no blocks for the copies."""
     def free(self, request: int) -> None:
         """Frees all blocks; the request stays known and can be allocated again."""
+    def free_copies(self, copies: collections.abc.Sequence[tuple[int, int, int]]) -> None:
+        """Lets go of what take_copies returned."""
     def hold_prefix(self, request: int, max_tokens: int) -> PrefixHit:
         """find_prefix, and holds what it found until allocate takes it over, or release_hold, free or remove_request lets it go."""
     def new_step_starts(self) -> None: ...
@@ -1213,13 +1219,15 @@ class CacheManager:
         (room, 4) that receives row, group, position and block id of each new block. Returns (requests
         scheduled, blocks appended, "done" | "no_blocks" | "no_room").
         """
+    def starts_again(self, request: int) -> bool:
+        """With slices: whether the request is to be freed, to start again with the pool to itself."""
     def take_boundary_states(self) -> list:
         """(request, group, block, tokens) of states that a connector can store."""
     def take_copies(self) -> list:
-        """(source, destination) of copies to make; both stay held until given to pool.free_blocks."""
+        """(source, destination, group) of copies to make; both stay held until free_copies."""
     def take_events(self) -> list[BlockPoolEvent]: ...
-    def take_new_block_ids(self) -> numpy.ndarray:
-        """Blocks to zero before use."""
+    def take_new_block_ids(self, group: int | None = None) -> numpy.ndarray:
+        """Blocks to zero before use, of one group or all. With slices, ids need their group."""
     def take_prefix_cache_stats(self) -> dict:
         """Counts since the last call, as in vLLM's PrefixCacheStats."""
     def truncate_hashes(self, request: int, count: int) -> None: ...
@@ -1232,7 +1240,14 @@ class CacheManager:
     @property
     def hit_alignment(self) -> int: ...
     @property
+    def is_sliced(self) -> bool: ...
+    @property
     def mamba_shared_prefix_checkpoint(self) -> bool: ...
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool; with slices, large ones."""
+    @property
+    def num_free_blocks(self) -> int: ...
     @property
     def num_groups(self) -> int: ...
     @property
@@ -1242,9 +1257,12 @@ class CacheManager:
     def num_requests(self) -> int: ...
     @property
     def pool(self) -> BlockPool:
-        """The manager's BlockPool."""
+        """The manager's BlockPool; Unsupported with slices."""
     @property
     def scheduler_block_size(self) -> int: ...
+    @property
+    def sliced_pool(self) -> ...:
+        """The manager's SlicedBlockPool; Unsupported without slices."""
     @property
     def usage(self) -> float: ...
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "kvplan/block_pool.h"
 
@@ -40,6 +41,11 @@ struct alignas(32) BlockRecord {
   static constexpr int32_t kUnknownTokens = -1;
 
   bool has_hash() const { return key.entry != 0; }
+  /// Tokens of the prefix that its primary hash covers, if known.
+  std::optional<int64_t> hashed_tokens() const {
+    return has_hash() && num_tokens != kUnknownTokens ? std::optional<int64_t>(num_tokens)
+                                                      : std::nullopt;
+  }
   /// Of a slice: whether its contents are of use to somebody while nobody holds it.
   bool is_kept() const { return has_hash() || (key.flags & kWatched) != 0; }
   bool is_free() const { return ref_count == 0 && (key.flags & kDetached) == 0; }

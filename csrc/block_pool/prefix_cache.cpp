@@ -36,18 +36,16 @@ int64_t BlockPool::find_prefix(std::span<const std::string_view> hashes, PoolGro
 void BlockPool::cache_full_blocks(const FullBlocks& full) {
   BlockPoolState& s = *state_;
   const OperationCheck check(s);
-  s.cache_full(full, [&](BlockId id) { return s.checked_id(id, "cache_full_blocks"); });
+  s.cache_full(full,
+               [&](PoolGroupId, BlockId id) { return s.checked_id(id, "cache_full_blocks"); });
   check.done(*this);
 }
 
 void BlockPool::cache_full_blocks(const FullBlocks& full, const FullBlockColumns& columns) {
   BlockPoolState& s = *state_;
   const OperationCheck check(s);
-  if (columns.groups.size() != columns.columns.size()) {
-    throw InvalidArgument("cache_full_blocks: " + std::to_string(columns.groups.size()) +
-                          " groups but " + std::to_string(columns.columns.size()) + " columns");
-  }
-  s.cache_full(full, columns, [&](BlockId id) { return s.checked_id(id, "cache_full_blocks"); });
+  s.cache_full(full, columns,
+               [&](PoolGroupId, BlockId id) { return s.checked_id(id, "cache_full_blocks"); });
   check.done(*this);
 }
 
@@ -127,15 +125,7 @@ bool BlockPool::reset_prefix_cache() {
 
 void BlockPool::emit_stored_event(std::span<const std::string_view> hashes, int64_t block_size,
                                   PoolGroupId group_id) {
-  if (!state_->options.enable_events) return;
-  for (const std::string_view hash : hashes) detail::check_hash(hash);
-  BlockPoolEvent event{.kind = BlockPoolEvent::Kind::kStored,
-                       .group_id = group_id,
-                       .block_size = block_size,
-                       .hashes = {hashes.begin(), hashes.end()},
-                       .end = static_cast<int64_t>(hashes.size())};
-  for (int64_t i = 0; i < event.end; ++i) event.positions.push_back(i);
-  state_->events.push_back(std::move(event));
+  state_->push_stored_prefix(hashes, block_size, group_id);
 }
 
 std::vector<BlockPoolEvent> BlockPool::take_events() { return std::exchange(state_->events, {}); }
@@ -159,9 +149,7 @@ std::optional<PoolGroupId> BlockPool::block_hash_group(BlockId block) const {
 }
 
 std::optional<int64_t> BlockPool::block_hash_num_tokens(BlockId block) const {
-  const BlockRecord& record = state_->records[state_->checked_id(block, "block_hash_num_tokens")];
-  if (!record.has_hash() || record.num_tokens == BlockRecord::kUnknownTokens) return std::nullopt;
-  return record.num_tokens;
+  return state_->records[state_->checked_id(block, "block_hash_num_tokens")].hashed_tokens();
 }
 
 std::vector<BlockPool::CachedHash> BlockPool::secondary_hashes(BlockId block) const {

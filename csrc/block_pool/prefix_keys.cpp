@@ -169,6 +169,12 @@ int64_t PrefixKeys::evict_all(uint32_t block) {
   });
 }
 
+void PrefixKeys::check_columns(const FullBlockColumns& columns) {
+  if (columns.groups.size() == columns.columns.size()) return;
+  throw InvalidArgument("cache_full_blocks: " + std::to_string(columns.groups.size()) +
+                        " groups but " + std::to_string(columns.columns.size()) + " columns");
+}
+
 void PrefixKeys::push_event(BlockPoolEvent event) {
   if (events.size() >= max_events) {
     int64_t lost = 0;
@@ -230,6 +236,19 @@ void PrefixKeys::push_stored_event(const FullBlocks& full, const FullBlockColumn
   }
   event.first = full.first_block;
   event.end = full.first_block + static_cast<int64_t>(full.hashes.size());
+  push_event(std::move(event));
+}
+
+void PrefixKeys::push_stored_prefix(std::span<const std::string_view> hashes, int64_t block_size,
+                                    PoolGroupId group_id) {
+  if (!enable_events) return;
+  for (const std::string_view hash : hashes) check_hash(hash);
+  BlockPoolEvent event{.kind = BlockPoolEvent::Kind::kStored,
+                       .group_id = group_id,
+                       .block_size = block_size,
+                       .hashes = {hashes.begin(), hashes.end()},
+                       .end = static_cast<int64_t>(hashes.size())};
+  for (int64_t i = 0; i < event.end; ++i) event.positions.push_back(i);
   push_event(std::move(event));
 }
 

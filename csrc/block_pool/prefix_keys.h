@@ -151,8 +151,8 @@ struct PrefixKeys {
   /// Mirrors vllm/v1/core/block_pool.py::BlockPool._insert_block_hash (0.33).
   void insert_key(uint32_t block, const HashBytes& hash, PoolGroupId group_id, int32_t num_tokens);
   /// `BlockPool::cache_full_blocks` for several groups, one after another; blocks and group of
-  /// `full` are not read. `record_of(id)` is the number of a block's record; it throws for an id
-  /// whose block cannot be cached, and nothing has changed then.
+  /// `full` are not read. `record_of(group_id, id)` is the number of a block's record; it throws
+  /// for an id whose block cannot be cached, and nothing has changed then.
   template <typename RecordOf>
   void cache_full(const FullBlocks& full, const FullBlockColumns& columns, RecordOf&& record_of);
   template <typename RecordOf>
@@ -180,6 +180,9 @@ struct PrefixKeys {
   void reinsert_keys(uint32_t from, uint32_t to);
   /// Drops every key, with one event.
   void clear();
+  /// Queues a stored event, where events are enabled, for a request's first blocks.
+  void push_stored_prefix(std::span<const std::string_view> hashes, int64_t block_size,
+                          PoolGroupId group_id);
 
   /// Throws `BlockPoolError` unless the index leads to exactly the blocks' `num_keys` keys.
   void check_index(size_t num_keys) const;
@@ -199,6 +202,7 @@ struct PrefixKeys {
   void unlink_key(uint32_t node, const CachedKey& key);
   void drop_entry(uint32_t entry);
   void check_full(const FullBlocks& full) const;
+  static void check_columns(const FullBlockColumns& columns);
   void check_new_hash(const FullBlocks& full, size_t i, uint32_t block) const {
     const BlockRecord& record = records[block];
     if (record.has_hash() && (record.num_tokens == BlockRecord::kUnknownTokens ||
@@ -258,12 +262,13 @@ template <typename RecordOf>
 void PrefixKeys::cache_full(const FullBlocks& full, const FullBlockColumns& columns,
                             RecordOf&& record_of) {
   check_full(full);
+  check_columns(columns);
   const size_t num_blocks = full.hashes.size();
   to_cache_.resize(num_blocks);
   for (size_t i = 0; i < num_blocks; ++i) {
     bool is_cached = false;  // a hash that nobody needs may be none
     for (size_t j = 0; j < columns.groups.size(); ++j) {
-      const uint32_t block = record_of(columns.at(i, j));
+      const uint32_t block = record_of(columns.groups[j], columns.at(i, j));
       if (is_skipped(full, i, columns.at(i, j))) continue;
       check_new_hash(full, i, block);
       is_cached = true;
@@ -279,7 +284,7 @@ void PrefixKeys::cache_full(const FullBlocks& full, const FullBlockColumns& colu
     const uint32_t column = make_column(columns.groups[j]);
     for (size_t i = 0; i < num_blocks; ++i) {
       if (is_skipped(full, i, columns.at(i, j))) continue;
-      const uint32_t block = record_of(columns.at(i, j));
+      const uint32_t block = record_of(columns.groups[j], columns.at(i, j));
       BlockRecord& record = records[block];
       if (evict(block) != 0) is_sure = false;
       auto& [hash, entry] = to_cache_[i];

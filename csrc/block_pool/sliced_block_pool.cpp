@@ -110,6 +110,8 @@ double SlicedBlockPool::slice_usage() const noexcept {
 
 bool SlicedBlockPool::enable_caching() const noexcept { return state_->enable_caching; }
 
+bool SlicedBlockPool::enable_events() const noexcept { return state_->enable_events; }
+
 int64_t SlicedBlockPool::memory_bytes() const noexcept {
   return static_cast<int64_t>(sizeof(SlicedBlockPoolState) +
                               state_->num_records * sizeof(BlockRecord) +
@@ -227,11 +229,28 @@ void SlicedBlockPool::touch(PoolGroupId group_id, std::span<const BlockId> block
 }
 
 void SlicedBlockPool::free_blocks(PoolGroupId group_id, std::span<const BlockId> blocks) {
+  const GroupBlocks batch{group_id, blocks};
+  free_blocks(std::span(&batch, 1));
+}
+
+void SlicedBlockPool::free_blocks(std::span<const GroupBlocks> batches) {
   SlicedBlockPoolState& s = *state_;
   const OperationCheck check(s);
-  const uint32_t group = s.checked_group(group_id);
-  s.release(group, blocks, "free_blocks", false);
-  s.free_unheld(group, blocks);
+  size_t num_released = 0;
+  try {
+    for (const GroupBlocks& batch : batches) {
+      s.release(s.checked_group(batch.group_id), batch.blocks, "free_blocks", false);
+      ++num_released;
+    }
+  } catch (...) {
+    for (const GroupBlocks& batch : batches.first(num_released)) {
+      s.hold_again(static_cast<uint32_t>(batch.group_id), batch.blocks);
+    }
+    throw;
+  }
+  for (const GroupBlocks& batch : batches) {
+    s.free_unheld(static_cast<uint32_t>(batch.group_id), batch.blocks);
+  }
   check.done(*this);
 }
 

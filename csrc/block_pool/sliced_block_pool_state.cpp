@@ -271,14 +271,16 @@ void SlicedBlockPoolState::touch(uint32_t group, std::span<const BlockId> blocks
   if (opened != 0) close(opened, true);
 }
 
+void SlicedBlockPoolState::hold_again(uint32_t group, std::span<const BlockId> blocks) {
+  for (const BlockId id : blocks) {
+    if (id != kNullBlock) ++record_at(ref_of(groups[group], id)).ref_count;
+  }
+}
+
 void SlicedBlockPoolState::release(uint32_t group, std::span<const BlockId> blocks,
                                    const char* operation, bool null_is_an_error) {
   const SlicedGroup& g = groups[group];
-  const auto restore = [&](size_t count) {
-    for (size_t j = 0; j < count; ++j) {
-      if (blocks[j] != kNullBlock) ++record_at(ref_of(g, blocks[j])).ref_count;
-    }
-  };
+  const auto restore = [&](size_t count) { hold_again(group, blocks.first(count)); };
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (blocks[i] == kNullBlock) {
       if (!null_is_an_error) continue;

@@ -94,6 +94,13 @@ struct SlicedBlockPoolState final : SliceMemory, PrefixKeys, OperationState {
   /// The record of a block that has a holder; 0 for the null block.
   uint32_t record_in_use(uint32_t group, BlockId id, const char* operation) const;
 
+  /// The same for `cache_full`, whose groups have been checked.
+  auto records_in_use(const char* operation) const {
+    return [this, operation](PoolGroupId group_id, BlockId id) {
+      return record_in_use(static_cast<uint32_t>(group_id), id, operation);
+    };
+  }
+
   // Changes of a large block lie between `open` and `close`, which keep lists and sums.
   void open(uint32_t l);
   /// `used`: it moves to the end of its age list.
@@ -125,6 +132,8 @@ struct SlicedBlockPoolState final : SliceMemory, PrefixKeys, OperationState {
   /// would be released too often.
   void release(uint32_t group, std::span<const BlockId> blocks, const char* operation,
                bool null_is_an_error);
+  /// Undoes `release`.
+  void hold_again(uint32_t group, std::span<const BlockId> blocks);
   /// After `release` of the same blocks: frees those that have lost their last holder, each where
   /// it lost it.
   void free_unheld(uint32_t group, std::span<const BlockId> blocks);

@@ -42,8 +42,16 @@ int64_t SlicedBlockPool::find_prefix(std::span<const std::string_view> hashes, P
 void SlicedBlockPool::cache_full_blocks(const FullBlocks& full) {
   SlicedBlockPoolState& s = *state_;
   const OperationCheck check(s);
-  const uint32_t group = s.checked_group(full.group_id);
-  s.cache_full(full, [&](BlockId id) { return s.record_in_use(group, id, "cache_full_blocks"); });
+  s.checked_group(full.group_id);
+  s.cache_full(full, s.records_in_use("cache_full_blocks"));
+  check.done(*this);
+}
+
+void SlicedBlockPool::cache_full_blocks(const FullBlocks& full, const FullBlockColumns& columns) {
+  SlicedBlockPoolState& s = *state_;
+  const OperationCheck check(s);
+  for (const PoolGroupId group_id : columns.groups) s.checked_group(group_id);
+  s.cache_full(full, columns, s.records_in_use("cache_full_blocks"));
   check.done(*this);
 }
 
@@ -106,6 +114,12 @@ bool SlicedBlockPool::reset_prefix_cache() {
   return true;
 }
 
+void SlicedBlockPool::emit_stored_event(std::span<const std::string_view> hashes,
+                                        int64_t block_size, PoolGroupId group_id) {
+  state_->checked_group(group_id);
+  state_->push_stored_prefix(hashes, block_size, group_id);
+}
+
 std::vector<BlockPoolEvent> SlicedBlockPool::take_events() {
   return std::exchange(state_->events, {});
 }
@@ -117,6 +131,14 @@ std::string_view SlicedBlockPool::block_hash(PoolGroupId group_id, BlockId block
   const uint32_t group = s.checked_group(group_id);
   const SliceRef ref = s.checked_id(group, block, "block_hash");
   return s.owns(group, ref.large) ? s.hash_of(s.record_at(ref).key) : std::string_view();
+}
+
+std::optional<int64_t> SlicedBlockPool::block_hash_num_tokens(PoolGroupId group_id,
+                                                              BlockId block) const {
+  const SlicedBlockPoolState& s = *state_;
+  const uint32_t group = s.checked_group(group_id);
+  const SliceRef ref = s.checked_id(group, block, "block_hash_num_tokens");
+  return s.owns(group, ref.large) ? s.record_at(ref).hashed_tokens() : std::nullopt;
 }
 
 int64_t SlicedBlockPool::num_cached_hashes() const noexcept {

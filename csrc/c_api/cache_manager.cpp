@@ -18,14 +18,9 @@ struct kvplan_hit {
 
 struct kvplan_manager {
   explicit kvplan_manager(const kvplan::CacheManagerOptions& options)
-      : hash_bytes(static_cast<size_t>(options.hash_bytes)),
-        pool(std::make_shared<kvplan::BlockPool>(
-            options.num_blocks, kvplan::BlockPoolOptions{.enable_caching = options.enable_caching,
-                                                         .enable_events = options.enable_events})),
-        core(options, pool) {}
+      : hash_bytes(static_cast<size_t>(options.hash_bytes)), core(options) {}
 
   const size_t hash_bytes;
-  const std::shared_ptr<kvplan::BlockPool> pool;
   kvplan::CacheManager core;
 
   // What was taken, until the same is taken again.
@@ -61,6 +56,7 @@ kvplan_cache_group group_struct(const CacheGroup& group) {
   out.num_prefill_checkpoint_blocks = group.num_prefill_checkpoint_blocks;
   out.prefill_checkpoint_alignment = or_none(group.prefill_checkpoint_alignment);
   out.same_spec_as = group.same_spec_as ? static_cast<int64_t>(*group.same_spec_as) : kNone;
+  out.slices = group.slices;
   return out;
 }
 
@@ -82,6 +78,7 @@ CacheGroup group_value(const kvplan_cache_group& in) {
   group.num_speculative_blocks = in.num_speculative_blocks;
   group.num_prefill_checkpoint_blocks = in.num_prefill_checkpoint_blocks;
   group.prefill_checkpoint_alignment = optional_of(in.prefill_checkpoint_alignment);
+  group.slices = in.slices;
   // Another negative number is a group that does not exist.
   if (in.same_spec_as != kNone) group.same_spec_as = static_cast<size_t>(in.same_spec_as);
   return group;
@@ -190,6 +187,17 @@ kvplan_status create_manager(kvplan_manager** out, auto&& make_options) {
   });
 }
 
+template <class Take>
+kvplan_status take_new_block_ids(kvplan_manager* manager, const int32_t** blocks, size_t* count,
+                                 Take&& take) {
+  return guarded([&] {
+    kvplan_manager& m = deref(manager, "manager");
+    lend(std::span<const int32_t>(), blocks, count);
+    m.new_block_ids = take(m.core);
+    lend(std::span<const int32_t>(m.new_block_ids), blocks, count);
+  });
+}
+
 }  // namespace
 }  // namespace kvplan::c_api
 
@@ -249,7 +257,14 @@ void kvplan_manager_destroy(kvplan_manager* manager) { delete manager; }
 kvplan_status kvplan_manager_pool(kvplan_manager* manager, kvplan_pool** out) {
   return guarded([&] {
     deref(out, "out") = nullptr;
-    *out = new kvplan_pool(deref(manager, "manager").pool);
+    *out = new kvplan_pool(core_of(manager).share_pool());
+  });
+}
+
+kvplan_status kvplan_manager_sliced_pool(kvplan_manager* manager, kvplan_sliced_pool** out) {
+  return guarded([&] {
+    deref(out, "out") = nullptr;
+    *out = new kvplan_sliced_pool(core_of(manager).share_sliced_pool());
   });
 }
 
@@ -259,8 +274,8 @@ kvplan_status kvplan_manager_get_state(const kvplan_manager* manager, kvplan_man
     kvplan_manager_state state = {};
     state.num_groups = static_cast<int64_t>(core.num_groups());
     state.num_requests = static_cast<int64_t>(core.num_requests());
-    state.num_blocks = core.pool().num_blocks();
-    state.num_free_blocks = core.pool().num_free_blocks();
+    state.num_blocks = core.num_blocks();
+    state.num_free_blocks = core.num_free_blocks();
     state.scheduler_block_size = core.scheduler_block_size();
     state.hash_block_size = core.hash_block_size();
     state.num_hash_lookahead_tokens = core.num_hash_lookahead_tokens();
@@ -292,6 +307,13 @@ kvplan_status kvplan_manager_add_request(kvplan_manager* manager, int32_t* reque
   return guarded([&] {
     deref(request, "request");
     *request = static_cast<int32_t>(core_of(manager).add_request());
+  });
+}
+
+kvplan_status kvplan_manager_starts_again(const kvplan_manager* manager, int32_t request,
+                                          int32_t* starts_again) {
+  return guarded([&] {
+    deref(starts_again, "starts_again") = core_of(manager).starts_again(RequestHandle{request});
   });
 }
 
@@ -583,11 +605,14 @@ kvplan_status kvplan_manager_new_step_starts(kvplan_manager* manager) {
 
 kvplan_status kvplan_manager_take_new_block_ids(kvplan_manager* manager, const int32_t** blocks,
                                                 size_t* count) {
-  return guarded([&] {
-    kvplan_manager& m = deref(manager, "manager");
-    lend(std::span<const int32_t>(), blocks, count);
-    m.new_block_ids = m.core.take_new_block_ids();
-    lend(std::span<const int32_t>(m.new_block_ids), blocks, count);
+  return take_new_block_ids(manager, blocks, count,
+                            [](kvplan::CacheManager& core) { return core.take_new_block_ids(); });
+}
+
+kvplan_status kvplan_manager_take_group_block_ids(kvplan_manager* manager, size_t group,
+                                                  const int32_t** blocks, size_t* count) {
+  return take_new_block_ids(manager, blocks, count, [&](kvplan::CacheManager& core) {
+    return core.take_new_block_ids(group);
   });
 }
 

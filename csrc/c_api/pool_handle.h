@@ -6,6 +6,7 @@
 
 #include "c_api/guard.h"
 #include "kvplan/block_pool.h"
+#include "kvplan/sliced_block_pool.h"
 
 namespace kvplan::c_api {
 
@@ -32,13 +33,22 @@ void take_events(Owner& owner, TakenEvents& taken, const kvplan_event** events, 
   *count = taken.size();
 }
 
+/// A pool that its manager may share.
+template <class Pool>
+struct PoolHandle {
+  explicit PoolHandle(std::shared_ptr<Pool> shared) : owner(std::move(shared)), pool(*owner) {}
+
+  const std::shared_ptr<Pool> owner;
+  Pool& pool;
+  TakenEvents events;
+};
+
 }  // namespace kvplan::c_api
 
-struct kvplan_pool {
-  explicit kvplan_pool(std::shared_ptr<kvplan::BlockPool> shared)
-      : owner(std::move(shared)), pool(*owner) {}
+struct kvplan_pool : kvplan::c_api::PoolHandle<kvplan::BlockPool> {
+  using PoolHandle::PoolHandle;
+};
 
-  const std::shared_ptr<kvplan::BlockPool> owner;
-  kvplan::BlockPool& pool;
-  kvplan::c_api::TakenEvents events;
+struct kvplan_sliced_pool : kvplan::c_api::PoolHandle<kvplan::SlicedBlockPool> {
+  using PoolHandle::PoolHandle;
 };

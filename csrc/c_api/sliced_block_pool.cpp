@@ -11,11 +11,6 @@
 #include "c_api/pool_handle.h"
 #include "kvplan/plan_pool.h"
 
-struct kvplan_sliced_pool {
-  kvplan::SlicedBlockPool pool;
-  kvplan::c_api::TakenEvents events{};
-};
-
 namespace kvplan::c_api {
 namespace {
 
@@ -41,8 +36,8 @@ kvplan_status create_sliced_pool(int64_t num_large_blocks, const int64_t* slices
                                  const SlicedBlockPoolOptions& options, kvplan_sliced_pool** out) {
   return guarded([&] {
     deref(out, "out") = nullptr;
-    *out = new kvplan_sliced_pool{
-        SlicedBlockPool(num_large_blocks, span_of(slices, num_groups, "slices"), options)};
+    *out = new kvplan_sliced_pool(std::make_shared<SlicedBlockPool>(
+        num_large_blocks, span_of(slices, num_groups, "slices"), options));
   });
 }
 
@@ -87,7 +82,8 @@ kvplan_status kvplan_sliced_pool_create_from_plan(const kvplan_plan* plan, int32
     kvplan::SlicedBlockPoolOptions options;
     options.enable_caching = enable_caching != 0;
     options.own_first_above = own_first_above;
-    *out = new kvplan_sliced_pool{kvplan::make_sliced_pool(deref(plan, "plan").plan, options)};
+    *out = new kvplan_sliced_pool(std::make_shared<kvplan::SlicedBlockPool>(
+        kvplan::make_sliced_pool(deref(plan, "plan").plan, options)));
   });
 }
 

@@ -17,12 +17,6 @@ std::span<const BlockId> blocks_of(const PrefixHit* hit, size_t group) {
   return hit == nullptr ? std::span<const BlockId>() : hit->blocks[group];
 }
 
-int64_t num_evictable(const BlockPool& pool, std::span<const BlockId> blocks) {
-  return std::count_if(blocks.begin(), blocks.end(), [&](BlockId block) {
-    return block != kNullBlock && pool.ref_count(block) == 0;
-  });
-}
-
 /// Whether a hit ends inside a block, which others then share.
 bool ends_inside(const GroupPolicy& group, std::span<const BlockId> hit, int64_t num_local) {
   return !hit.empty() && num_local % group.block_size != 0;
@@ -39,8 +33,8 @@ bool can_export(const ManagerLayout& layout, const GroupPolicy& group, int64_t s
          (position - start) % group.checkpoint_alignment == 0;
 }
 
-/// Blocks that one group of a request needs. Mirrors the `get_num_blocks_to_allocate` methods of
-/// vllm/v1/core/single_type_kv_cache_manager.py (0.33).
+/// What one group of a request needs: new blocks, and those of the hit that it will hold. Mirrors
+/// the `get_num_blocks_to_allocate` methods of vllm/v1/core/single_type_kv_cache_manager.py (0.33).
 class GroupDemand {
  public:
   GroupDemand(ManagerState& state, Request& request, size_t group, const Demand& demand,
@@ -53,7 +47,14 @@ class GroupDemand {
         hit_(hit),
         held_(request.tables[group_.table].length) {}
 
-  int64_t count() {
+  SliceDemand count() {
+    const int64_t num_new = count_new();
+    return {.group_id = static_cast<PoolGroupId>(group_id_), .found = found_, .num_new = num_new};
+  }
+
+ private:
+  /// Sets `found_`, too.
+  int64_t count_new() {
     switch (group_.kind) {
       case CacheKind::kCircularBuffer:
         return held_ == 0 ? 1 : 0;
@@ -63,7 +64,9 @@ class GroupDemand {
                    : 0;
       case CacheKind::kMamba:
         // A state of this very step is not written yet: wait for the next.
-        if (is_cached_this_step()) return state_.layout.num_blocks + 1;
+        if (is_cached_this_step()) {
+          return state_.pool.num_ids(static_cast<PoolGroupId>(group_id_)) + 1;
+        }
         return group_.mamba_align
                    ? count_states()
                    : count_blocks(demand_.num_tokens +
@@ -73,14 +76,14 @@ class GroupDemand {
     }
   }
 
- private:
   bool is_cached_this_step() const {
     if (hit_.empty() || hit_.back() == kNullBlock || state_.cached_this_step.empty()) return false;
-    const std::string_view hash = state_.pool->block_hash(hit_.back());
+    const std::string_view hash =
+        state_.pool.block_hash(static_cast<PoolGroupId>(group_id_), hit_.back());
     return !hash.empty() && state_.cached_this_step.contains(state_.step_key(hash, group_id_));
   }
 
-  int64_t count_blocks(int64_t num_tokens) const {
+  int64_t count_blocks(int64_t num_tokens) {
     int64_t required = checked::cdiv(num_tokens, group_.block_size);
     if (demand_.apply_admission_cap) required = std::min(required, group_.admission_cap);
     if (request_.groups[group_id_].is_known()) return std::max<int64_t>(required - held_, 0);
@@ -89,8 +92,8 @@ class GroupDemand {
     const int64_t fresh = std::max<int64_t>(required - std::max(skipped, num_hit + held_), 0);
     const int64_t skipped_hit = std::clamp<int64_t>(skipped - held_, 0, num_hit);
     const int64_t copied = ends_inside(group_, hit_, demand_.num_local_computed_tokens) ? 1 : 0;
-    return fresh + copied +
-           num_evictable(*state_.pool, hit_.subspan(static_cast<size_t>(skipped_hit)));
+    found_ = hit_.subspan(static_cast<size_t>(skipped_hit));
+    return fresh + copied;
   }
 
   int64_t count_states() {
@@ -113,7 +116,8 @@ class GroupDemand {
       if (!state.has_allocated) cap += group_.num_speculative_blocks;
       fresh = std::min(fresh, cap);
     }
-    return fresh + num_evictable(*state_.pool, hit_);
+    found_ = hit_;
+    return fresh;
   }
 
   /// Whether this step writes a state at `position` into a block of its own.
@@ -136,6 +140,7 @@ class GroupDemand {
   const Demand& demand_;
   const std::span<const BlockId> hit_;
   const int64_t held_;
+  std::span<const BlockId> found_;
 };
 
 /// Carries out one allocation, after it is known to fit.
@@ -179,7 +184,6 @@ class Grower {
   void plan() {
     adopts_ = ((hit_ != nullptr && !hit_->empty()) || sizes_.num_external > 0) && !is_known();
     state_.growths.assign(num_groups(), {});
-    int64_t taken = 0;
     for (size_t g = 0; g < num_groups(); ++g) {
       const GroupPolicy& group = layout_.groups[g];
       Growth& growth = state_.growths[g];
@@ -188,14 +192,37 @@ class Grower {
       plan_growth(g, group, growth);
       num_external_blocks_ += growth.external;
       num_grown_ += growth.length() - growth.adopted;
-      taken += growth.external + growth.taken();
     }
     check_tables();
-    const int64_t num_free = state_.pool->num_free_blocks() - num_touched_free_;
-    if (taken > num_free) {
-      throw BlockPoolError("allocate: " + std::to_string(taken) + " blocks are needed and " +
+    set_demands();
+    const int64_t needed = state_.pool.num_needed(state_.demands);
+    const int64_t num_free = state_.pool.num_free_blocks();
+    if (needed > num_free) {
+      throw BlockPoolError("allocate: " + std::to_string(needed) + " blocks are needed and " +
                            std::to_string(num_free) + " are free; nothing was allocated");
     }
+  }
+
+  /// What the groups hold and what they load, then what is new.
+  void set_demands() {
+    std::vector<SliceDemand>& demands = state_.demands;
+    demands.clear();
+    if (adopts_) {
+      for (size_t g = 0; g < num_groups(); ++g) {
+        const Growth& growth = state_.growths[g];
+        demands.push_back({static_cast<PoolGroupId>(g), kept_hit(g), growth.external});
+      }
+    }
+    for (size_t g = 0; g < num_groups(); ++g) {
+      demands.push_back({static_cast<PoolGroupId>(g), {}, state_.growths[g].taken()});
+    }
+  }
+
+  /// Blocks of the hit that the request will hold.
+  std::span<const BlockId> kept_hit(size_t g) const {
+    const std::span<const BlockId> hit = blocks_of(hit_, g);
+    const auto skipped = static_cast<size_t>(state_.growths[g].skipped);
+    return skipped < hit.size() ? hit.subspan(skipped) : std::span<const BlockId>();
   }
 
   void plan_adoption(size_t g, const GroupPolicy& group, Growth& growth) {
@@ -214,11 +241,8 @@ class Grower {
     const int64_t total = sizes_.num_total();
     growth.skipped = group.skipped_blocks(total);
     growth.adopted = std::max(growth.skipped, num_hit);
-    if (growth.skipped < num_hit) {
-      const std::span<const BlockId> kept = hit.subspan(static_cast<size_t>(growth.skipped));
-      num_touched_free_ += num_evictable(*state_.pool, kept);
-      if (ends_inside(group, kept, sizes_.num_local)) check_tail(g, group, growth, kept);
-    }
+    const std::span<const BlockId> kept = kept_hit(g);
+    if (ends_inside(group, kept, sizes_.num_local)) check_tail(g, group, growth, kept);
     const int64_t to_load = std::min(total - group.skipped_tokens(total), sizes_.num_external);
     if (to_load > 0) {
       growth.external =
@@ -280,8 +304,9 @@ class Grower {
                                              0, speculative);
     }
     Column blocks = state_.column(request_, group);
-    for (int64_t i = 0; i < growth.relocated; ++i)
+    for (int64_t i = 0; i < growth.relocated; ++i) {
       check_scratch(g, blocks[length - speculative + i]);
+    }
     growth.fresh = std::max<int64_t>(0, required - (length + growth.nulls + growth.relocated));
     int64_t most = 1 + exported;
     if (!state.has_allocated) most += speculative;
@@ -293,8 +318,9 @@ class Grower {
 
   /// A speculative block moves only while nobody else can see it.
   void check_scratch(size_t g, BlockId block) const {
-    if (block != kNullBlock && state_.pool->ref_count(block) == 1 &&
-        !state_.pool->has_hash(block)) {
+    const auto id = static_cast<PoolGroupId>(g);
+    if (block != kNullBlock && state_.pool.ref_count(id, block) == 1 &&
+        state_.pool.block_hash(id, block).empty()) {
       return;
     }
     throw BlockPoolError("allocate: speculative block " + std::to_string(block) + " of group " +
@@ -315,22 +341,15 @@ class Grower {
   }
 
   void take() {
-    // Everything that is found is held before anything is taken, which could evict it.
-    if (adopts_) {
-      for (size_t g = 0; g < num_groups(); ++g) touch(g);
-    }
+    for (const Growth& growth : state_.growths) num_taken_ += growth.taken();
+    state_.ids.resize(static_cast<size_t>(num_external_blocks_ + num_taken_));
+    state_.pool.allocate(state_.demands, state_.ids, state_.is_alone(handle_));
     for (size_t t = 0; t < layout_.tables.size(); ++t) grow_table(t);
     if (adopts_) {
       for (size_t g = 0; g < num_groups(); ++g) adopt(g);
     }
-    if (num_external_blocks_ > 0) take_external();
-    take_new();
-  }
-
-  void touch(size_t g) {
-    const std::span<const BlockId> hit = blocks_of(hit_, g);
-    const auto skipped = static_cast<size_t>(state_.growths[g].skipped);
-    if (skipped < hit.size()) state_.pool->touch(hit.subspan(skipped));
+    if (num_external_blocks_ > 0) place_external();
+    place_new();
   }
 
   void grow_table(size_t t) {
@@ -362,9 +381,7 @@ class Grower {
     return std::find(skip_zeroing_.begin(), skip_zeroing_.end(), g) != skip_zeroing_.end();
   }
 
-  void take_external() {
-    state_.ids.resize(static_cast<size_t>(num_external_blocks_));
-    state_.pool->get_new_blocks(state_.ids);
+  void place_external() {
     size_t next = 0;
     for (size_t g = 0; g < num_groups(); ++g) {
       const Growth& growth = state_.growths[g];
@@ -379,14 +396,10 @@ class Grower {
     }
   }
 
-  void take_new() {
-    size_t total = 0;
-    for (const Growth& growth : state_.growths) total += static_cast<size_t>(growth.taken());
-    state_.ids.resize(total);
-    if (total > 0) state_.pool->get_new_blocks(state_.ids);
+  void place_new() {
     NewBlocks& result = state_.new_blocks;
     result.clear();
-    std::span<const BlockId> taken = state_.ids;
+    std::span<const BlockId> taken = std::span(state_.ids).last(static_cast<size_t>(num_taken_));
     for (size_t g = 0; g < num_groups(); ++g) {
       const Growth& growth = state_.growths[g];
       const auto count = static_cast<size_t>(growth.taken());
@@ -423,8 +436,9 @@ class Grower {
   void redirect_tail(size_t g, Column& blocks, BlockId copy) {
     GroupProgress& progress = request_.groups[g];
     blocks[progress.shared_tail] = copy;
-    state_.copies[g].push_back({.source = progress.tail_source, .destination = copy});
-    state_.pool->set_ref_count(copy, 2);
+    state_.copies[g].push_back(
+        {.source = progress.tail_source, .destination = copy, .group = static_cast<int32_t>(g)});
+    state_.pool.hold(static_cast<PoolGroupId>(g), copy);
     progress.shared_tail = -1;
   }
 
@@ -470,9 +484,11 @@ class Grower {
     GroupProgress& progress = request_.groups[g];
     StateProgress& state = request_.states[layout_.groups[g].state];
     const BlockId source = progress.tail_source;
-    state_.pool->move_block_hashes(source, copy);
-    state_.copies[g].push_back({.source = source, .destination = copy});
-    state_.pool->set_ref_count(source, state_.pool->ref_count(source) + 1);
+    const auto id = static_cast<PoolGroupId>(g);
+    state_.pool.move_block_hashes(id, source, copy);
+    state_.copies[g].push_back(
+        {.source = source, .destination = copy, .group = static_cast<int32_t>(g)});
+    state_.pool.hold(id, source);
     if (state.producer_block != kNullBlock) {
       state_.boundary_states[g].push_back({.request = handle_,
                                            .group = static_cast<uint16_t>(g),
@@ -481,8 +497,8 @@ class Grower {
       state.producer_block = kNullBlock;
     }
     // Only this step's copy fills the block.
-    if (state_.pool->has_hash(copy)) {
-      state_.cached_this_step.insert(state_.step_key(state_.pool->block_hash(copy), g));
+    if (const std::string_view hash = state_.pool.block_hash(id, copy); !hash.empty()) {
+      state_.cached_this_step.insert(state_.step_key(hash, g));
     }
     progress.shared_tail = -1;
   }
@@ -497,7 +513,7 @@ class Grower {
   bool adopts_ = false;
   int64_t num_external_blocks_ = 0;
   int64_t num_grown_ = 0;
-  int64_t num_touched_free_ = 0;  // of the hit's blocks, in the free list
+  int64_t num_taken_ = 0;  // without external ones
 };
 
 void check_count(const char* name, int64_t value) {
@@ -559,7 +575,7 @@ void ManagerState::check_hit(const Request& request, const PrefixHit& hit) const
                             " is not cached, but the hit has blocks of it");
     }
     for (const BlockId block : blocks) {
-      if (block >= 0 && block < pool->num_blocks()) continue;
+      if (block >= 0 && block < pool.num_ids(static_cast<PoolGroupId>(g))) continue;
       throw BlockPoolError("a hit of group " + std::to_string(g) + " names block " +
                            std::to_string(block) + ", which is not in the pool");
     }
@@ -570,8 +586,8 @@ void ManagerState::check_hit(const Request& request, const PrefixHit& hit) const
   }
 }
 
-/// Blocks that the tables of a running request lack, which takes over nothing; sets `lengths`.
-/// None where more has to be done than to append blocks.
+/// Blocks that the tables of a running request lack, which takes over nothing; sets `lengths`, and
+/// with slices `demands`. None where more has to be done than to append blocks.
 std::optional<int64_t> ManagerState::blocks_to_append(const Request& request, int64_t num_computed,
                                                       int64_t num_slots) {
   if (!layout.follows_tokens) return std::nullopt;
@@ -584,16 +600,21 @@ std::optional<int64_t> ManagerState::blocks_to_append(const Request& request, in
     lengths[t] = std::max(length, checked::cdiv(num_slots, shape.block_size));
     missing += (lengths[t] - length) * shape.num_columns;
   }
+  demands.clear();
+  for (size_t g = 0; pool.is_sliced() && missing > 0 && g < layout.groups.size(); ++g) {
+    const uint32_t t = layout.groups[g].table;
+    demands.push_back({static_cast<PoolGroupId>(g), {}, lengths[t] - request.tables[t].length});
+  }
   return missing;
 }
 
-void ManagerState::append_blocks(Request& request, int64_t num_blocks) {
+void ManagerState::append_blocks(Request& request, int64_t num_blocks, bool frugal) {
   if (num_blocks == 0 && new_blocks.ids.empty()) return;
   new_blocks.clear();
   if (num_blocks == 0) return;
   // In the order in which the groups take theirs.
   new_blocks.ids.resize(static_cast<size_t>(num_blocks));
-  pool->get_new_blocks(new_blocks.ids);
+  pool.allocate(demands, new_blocks.ids, frugal);
   size_t next = 0;
   for (size_t g = 0; g < layout.groups.size(); ++g) {
     const GroupPolicy& group = layout.groups[g];
@@ -616,11 +637,27 @@ int64_t ManagerState::blocks_needed(Request& request, const CacheManager::Demand
   Demand adjusted = demand;
   // Otherwise every chunk keeps a state, not only the last.
   if (layout.retention_interval != 0) adjusted.prefill_end = 0;
-  int64_t needed = 0;
+  demands.clear();
   for (size_t g = 0; g < layout.groups.size(); ++g) {
-    needed += GroupDemand(*this, request, g, adjusted, blocks_of(hit, g)).count();
+    demands.push_back(GroupDemand(*this, request, g, adjusted, blocks_of(hit, g)).count());
+    // A plain pool's sum is vLLM's, which counts a group that needs less than nothing.
+    if (pool.is_sliced()) demands.back().num_new = std::max<int64_t>(0, demands.back().num_new);
   }
-  return needed;
+  return pool.num_needed(demands);
+}
+
+void ManagerState::make_way(RequestHandle handle) {
+  if (!pool.is_sliced()) return;
+  // What is cached may hold a large block each. Refused while something is in use.
+  if (pool.reset_prefix_cache()) return;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const Request& request = requests[i];
+    const bool has_blocks = std::any_of(request.tables.begin(), request.tables.end(),
+                                        [](const BlockTables& t) { return t.length > 0; });
+    if (i != static_cast<size_t>(handle) && (has_blocks || !request.held.empty())) return;
+  }
+  alone = handle;
+  alone_starts_again = true;
 }
 
 StepResult::Stop ManagerState::allocate(RequestHandle handle, const RequestTokens& tokens,
@@ -630,6 +667,7 @@ StepResult::Stop ManagerState::allocate(RequestHandle handle, const RequestToken
   Request& request = request_of(handle);
   check_allocation(*this, tokens, a);
   if (hit != nullptr) check_hit(request, *hit);
+  if (alone && !is_alone(handle)) return Stop::kNoBlocks;
   request.tokens = tokens;
   quiet_until[static_cast<size_t>(handle)] = 0;
 
@@ -650,7 +688,8 @@ StepResult::Stop ManagerState::allocate(RequestHandle handle, const RequestToken
     demand.num_tokens_main_model = demand.num_tokens;
     demand.total_computed_tokens = computed;
     demand.apply_admission_cap = true;
-    if (blocks_needed(request, demand, hit) + headroom > pool->num_free_blocks()) {
+    if (blocks_needed(request, demand, hit) + headroom > pool.num_free_blocks()) {
+      make_way(handle);
       return Stop::kNoBlocks;
     }
   }
@@ -667,8 +706,14 @@ StepResult::Stop ManagerState::allocate(RequestHandle handle, const RequestToken
   const bool adopts = (hit != nullptr && !hit->empty()) || sizes.num_external > 0;
   const std::optional<int64_t> appended =
       adopts ? std::nullopt : blocks_to_append(request, sizes.num_total(), sizes.num_slots);
-  const int64_t needed = appended ? *appended : blocks_needed(request, demand, hit);
-  if (needed + headroom > pool->num_free_blocks() - a.reserved_blocks) {
+  int64_t needed = appended.value_or(0);
+  if (!appended) {
+    needed = blocks_needed(request, demand, hit);
+  } else if (!demands.empty()) {
+    needed = pool.num_needed(demands);
+  }
+  if (needed + headroom > pool.num_free_blocks() - a.reserved_blocks) {
+    make_way(handle);
     return Stop::kNoBlocks;
   }
 
@@ -676,8 +721,8 @@ StepResult::Stop ManagerState::allocate(RequestHandle handle, const RequestToken
   const int64_t num_cached = commits ? std::min(sizes.num_main, tokens.num_tokens) : 0;
   if (commits) check_states(request, num_cached);
   if (appended) {
-    if (needed > most_new_blocks) return Stop::kNoRoom;
-    append_blocks(request, needed);
+    if (*appended > most_new_blocks) return Stop::kNoRoom;
+    append_blocks(request, *appended, is_alone(handle));
   } else if (!Grower(*this, handle, request, hit, sizes, a.skip_zeroing_groups)
                   .run(most_new_blocks)) {
     return Stop::kNoRoom;
@@ -773,7 +818,7 @@ void ManagerState::prefetch(RequestHandle handle, int64_t num_computed, size_t d
     if (distance > 1) {
       prefetch_range(first, num_columns * sizeof(BlockId));
     } else {
-      pool->prefetch({first, num_columns});
+      pool.prefetch({first, num_columns});
     }
   };
   // The blocks that become full, and those that a window leaves behind.

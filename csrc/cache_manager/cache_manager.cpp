@@ -17,30 +17,16 @@ using detail::ManagerState;
 using detail::Request;
 
 namespace detail {
-namespace {
 
-std::shared_ptr<BlockPool> make_pool(const CacheManagerOptions& options) {
-  return std::make_shared<BlockPool>(options.num_blocks,
-                                     BlockPoolOptions{.enable_caching = options.enable_caching,
-                                                      .enable_events = options.enable_events});
-}
-
-}  // namespace
-
-ManagerState::ManagerState(const CacheManagerOptions& options, std::shared_ptr<BlockPool> pool_)
+ManagerState::ManagerState(const CacheManagerOptions& options, std::shared_ptr<BlockPool> plain,
+                           std::shared_ptr<SlicedBlockPool> sliced)
     : OperationState(static_cast<uint64_t>(std::max<int64_t>(0, options.num_blocks))),
       layout(options),
-      pool(pool_ ? std::move(pool_) : make_pool(options)),
+      pool(options, std::move(plain), std::move(sliced)),
       new_block_ids(layout.groups.size()),
       copies(layout.groups.size()),
       boundary_states(layout.groups.size()) {
   new_blocks.begins.assign(layout.groups.size() + 1, 0);
-  if (pool->num_blocks() != options.num_blocks ||
-      pool->enable_caching() != options.enable_caching) {
-    throw InvalidArgument("the pool has " + std::to_string(pool->num_blocks()) + " blocks" +
-                          (pool->enable_caching() ? " and caches" : " and does not cache") +
-                          ", unlike the options, which say " + std::to_string(options.num_blocks));
-  }
   set_commit_batches();
 }
 
@@ -72,9 +58,13 @@ const GroupPolicy& group_of(const ManagerState& state, size_t group) {
 }  // namespace
 }  // namespace detail
 
-CacheManager::CacheManager(const CacheManagerOptions& options) : CacheManager(options, nullptr) {}
+CacheManager::CacheManager(const CacheManagerOptions& options)
+    : state_(std::make_unique<ManagerState>(options, nullptr, nullptr)) {}
 CacheManager::CacheManager(const CacheManagerOptions& options, std::shared_ptr<BlockPool> pool)
-    : state_(std::make_unique<ManagerState>(options, std::move(pool))) {}
+    : state_(std::make_unique<ManagerState>(options, std::move(pool), nullptr)) {}
+CacheManager::CacheManager(const CacheManagerOptions& options,
+                           std::shared_ptr<SlicedBlockPool> pool)
+    : state_(std::make_unique<ManagerState>(options, nullptr, std::move(pool))) {}
 CacheManager::~CacheManager() = default;
 CacheManager::CacheManager(CacheManager&&) noexcept = default;
 CacheManager& CacheManager::operator=(CacheManager&&) noexcept = default;
@@ -96,8 +86,37 @@ bool CacheManager::mamba_shared_prefix_checkpoint() const noexcept {
   return state_->layout.shared_prefix_checkpoint;
 }
 int64_t CacheManager::watermark_blocks() const noexcept { return state_->layout.watermark_blocks; }
-BlockPool& CacheManager::pool() noexcept { return *state_->pool; }
-const BlockPool& CacheManager::pool() const noexcept { return *state_->pool; }
+bool CacheManager::is_sliced() const noexcept { return state_->pool.is_sliced(); }
+BlockPool& CacheManager::pool() { return state_->pool.plain(); }
+const BlockPool& CacheManager::pool() const { return state_->pool.plain(); }
+SlicedBlockPool& CacheManager::sliced_pool() { return state_->pool.sliced(); }
+const SlicedBlockPool& CacheManager::sliced_pool() const { return state_->pool.sliced(); }
+std::shared_ptr<BlockPool> CacheManager::share_pool() const { return state_->pool.share_plain(); }
+std::shared_ptr<SlicedBlockPool> CacheManager::share_sliced_pool() const {
+  return state_->pool.share_sliced();
+}
+int64_t CacheManager::num_blocks() const noexcept { return state_->pool.num_blocks(); }
+int64_t CacheManager::num_free_blocks() const noexcept { return state_->pool.num_free_blocks(); }
+double CacheManager::usage() const noexcept { return state_->pool.usage(); }
+std::vector<BlockPoolEvent> CacheManager::take_events() { return state_->pool.take_events(); }
+
+std::vector<int64_t> CacheManager::num_cached_blocks() const {
+  std::vector<int64_t> counts(num_groups());
+  if (!is_sliced()) {
+    for (BlockId block = 1; block < pool().num_blocks(); ++block) {
+      if (const auto group = pool().block_hash_group(block)) ++counts[static_cast<size_t>(*group)];
+    }
+    return counts;
+  }
+  for (size_t g = 0; g < counts.size(); ++g) {
+    const auto group = static_cast<PoolGroupId>(g);
+    const auto first = static_cast<BlockId>(sliced_pool().slices(group));
+    for (BlockId block = first; block < sliced_pool().num_blocks(group); ++block) {
+      counts[g] += !sliced_pool().block_hash(group, block).empty();
+    }
+  }
+  return counts;
+}
 
 // Requests.
 
@@ -130,6 +149,7 @@ void CacheManager::remove_request(RequestHandle handle) {
   ManagerState& s = *state_;
   const ManagerOperation check(s);
   Request& request = s.request_of(handle);
+  if (s.is_alone(handle)) s.alone.reset();
   request.in_use = false;
   request.hashes.clear();
   request.tokens = {};
@@ -226,7 +246,7 @@ void CacheManager::emit_cached_block_events(RequestHandle handle, const PrefixHi
     for (int64_t i = 1; i <= num_blocks; ++i) {
       s.hash_views.push_back(s.hash_at(request, i * hashes_per_block - 1));
     }
-    s.pool->emit_stored_event(s.hash_views, block_size, static_cast<PoolGroupId>(g));
+    s.pool.emit_stored_event(s.hash_views, block_size, static_cast<PoolGroupId>(g));
   }
 }
 
@@ -282,6 +302,10 @@ bool CacheManager::has_new_blocks() const noexcept { return !state_->new_blocks.
 int64_t CacheManager::quiet_until(RequestHandle request) const noexcept {
   const auto i = static_cast<size_t>(request);
   return i < state_->quiet_until.size() ? state_->quiet_until[i] : 0;
+}
+
+bool CacheManager::starts_again(RequestHandle request) const noexcept {
+  return state_->is_alone(request) && state_->alone_starts_again;
 }
 
 StepResult CacheManager::schedule(const DecodeStep& step, std::span<AppendedBlock> appended) {
@@ -340,10 +364,17 @@ void CacheManager::free(RequestHandle handle) {
   ManagerState& s = *state_;
   const ManagerOperation check(s);
   s.release_hold(s.request_of(handle));
-  s.pop_blocks(handle, s.request_of(handle), [&](std::vector<BlockId>& ids) {
+  s.pop_blocks(handle, s.request_of(handle), [&](PoolGroupId group, std::vector<BlockId>& ids) {
     std::reverse(ids.begin(), ids.end());
-    if (!ids.empty()) s.pool->free_blocks(ids);
+    if (!ids.empty()) s.pool.free_blocks(group, ids);
   });
+  // What it has cached may lie as it lay.
+  if (starts_again(handle)) {
+    s.pool.reset_prefix_cache();
+    s.alone_starts_again = false;
+  } else if (s.is_alone(handle)) {
+    s.alone.reset();
+  }
   check.done(*this);
 }
 
@@ -351,17 +382,25 @@ void CacheManager::pop_blocks_for_free(RequestHandle handle, std::vector<BlockId
   ManagerState& s = *state_;
   const ManagerOperation check(s);
   Request& request = s.request_of(handle);
+  s.pool.plain();
   s.release_hold(request);
   out.clear();
-  s.pop_blocks(handle, request,
-               [&](std::vector<BlockId>& ids) { out.insert(out.end(), ids.begin(), ids.end()); });
+  s.pop_blocks(handle, request, [&](PoolGroupId, std::vector<BlockId>& ids) {
+    out.insert(out.end(), ids.begin(), ids.end());
+  });
   check.done(*this);
 }
 
 void CacheManager::evict_blocks(std::span<const BlockId> blocks) {
+  state_->pool.plain();
+  evict_blocks(0, blocks);
+}
+
+void CacheManager::evict_blocks(size_t group, std::span<const BlockId> blocks) {
   ManagerState& s = *state_;
   const ManagerOperation check(s);
-  s.pool->evict_blocks(blocks);
+  if (s.pool.is_sliced()) detail::group_of(s, group);
+  s.pool.evict_blocks(static_cast<PoolGroupId>(group), blocks);
   // A request may have a boundary to cache once more.
   std::fill(s.quiet_until.begin(), s.quiet_until.end(), 0);
   check.done(*this);
@@ -370,7 +409,7 @@ void CacheManager::evict_blocks(std::span<const BlockId> blocks) {
 bool CacheManager::reset_prefix_cache() {
   ManagerState& s = *state_;
   const ManagerOperation check(s);
-  if (!s.pool->reset_prefix_cache()) return false;
+  if (!s.pool.reset_prefix_cache()) return false;
   s.stats.reset = true;
   std::fill(s.quiet_until.begin(), s.quiet_until.end(), 0);
   check.done(*this);
@@ -405,7 +444,9 @@ int64_t CacheManager::estimate_cached_tokens(RequestHandle handle) const {
     const BlockTableView blocks = block_table(handle, g);
     int64_t group_cached = 0;
     for (size_t i = 0; i < blocks.size(); ++i) {
-      group_cached = std::max(group_cached, pool().block_hash_num_tokens(blocks[i]).value_or(0));
+      const auto tokens =
+          state_->pool.block_hash_num_tokens(static_cast<PoolGroupId>(g), blocks[i]);
+      group_cached = std::max(group_cached, tokens.value_or(0));
     }
     cached = std::min(cached, group_cached);
   }
@@ -420,7 +461,8 @@ int64_t CacheManager::num_common_prefix_blocks(RequestHandle handle, size_t grou
         return r.in_use && r.tables[state_->layout.groups[group].table].length > 0;
       });
   size_t count = 0;
-  while (count < blocks.size() && pool().ref_count(blocks[count]) == num_running) ++count;
+  const auto id = static_cast<PoolGroupId>(group);
+  while (count < blocks.size() && state_->pool.ref_count(id, blocks[count]) == num_running) ++count;
   return static_cast<int64_t>(count);
 }
 
@@ -443,7 +485,19 @@ std::vector<T> take_all(std::vector<std::vector<T>>& by_group) {
 
 }  // namespace
 
-std::vector<BlockId> CacheManager::take_new_block_ids() { return take_all(state_->new_block_ids); }
+std::vector<BlockId> CacheManager::take_new_block_ids() {
+  for (const std::vector<BlockId>& ids : state_->new_block_ids) {
+    if (!ids.empty() && is_sliced()) {
+      throw Unsupported("take_new_block_ids: with slices, an id needs its group; name it");
+    }
+  }
+  return take_all(state_->new_block_ids);
+}
+
+std::vector<BlockId> CacheManager::take_new_block_ids(size_t group) {
+  detail::group_of(*state_, group);
+  return std::exchange(state_->new_block_ids[group], {});
+}
 
 void CacheManager::record_blocks_for_zeroing(RequestHandle handle, int64_t start_token) {
   ManagerState& s = *state_;
@@ -465,6 +519,21 @@ void CacheManager::record_blocks_for_zeroing(RequestHandle handle, int64_t start
 }
 
 std::vector<BlockCopy> CacheManager::take_copies() { return take_all(state_->copies); }
+
+void CacheManager::free_copies(std::span<const BlockCopy> copies) {
+  ManagerState& s = *state_;
+  const ManagerOperation check(s);
+  s.freed.clear();
+  for (const BlockCopy& copy : copies) {
+    detail::group_of(s, static_cast<size_t>(copy.group));
+    s.freed.ids.insert(s.freed.ids.end(), {copy.source, copy.destination});
+    if (is_sliced()) s.freed.end_batch(static_cast<PoolGroupId>(copy.group));
+  }
+  // A plain pool takes them as one batch, as vLLM's.
+  s.freed.end_batch(PoolGroupId{});
+  s.pool.free_batches(s.freed);
+  check.done(*this);
+}
 
 bool CacheManager::has_copies() const noexcept {
   return std::any_of(state_->copies.begin(), state_->copies.end(),

@@ -1,4 +1,5 @@
-#include <unordered_map>
+#include <map>
+#include <utility>
 
 #include "block_pool/invariant.h"
 #include "cache_manager/manager_state.h"
@@ -10,7 +11,11 @@ using detail::require;
 
 void CacheManager::check_invariants() const {
   const detail::ManagerState& s = *state_;
-  std::unordered_map<BlockId, int32_t> holders;
+  // By group, where that says which block an id means.
+  std::map<std::pair<size_t, BlockId>, int32_t> holders;
+  const auto hold = [&](size_t group, BlockId block) {
+    if (block != kNullBlock) ++holders[{s.pool.is_sliced() ? group : 0, block}];
+  };
   size_t num_used = 0;
   for (size_t i = 0; i < s.requests.size(); ++i) {
     const detail::Request& request = s.requests[i];
@@ -22,16 +27,22 @@ void CacheManager::check_invariants() const {
       require(
           table.ids.size() == static_cast<size_t>(table.length) * s.layout.tables[t].num_columns,
           "a block table has another size than its blocks", id);
-      for (const BlockId block : table.ids) {
-        require(block >= 0 && block < pool().num_blocks(), "a block table leaves the pool",
-                static_cast<uint32_t>(block));
-        if (block != kNullBlock) ++holders[block];
-      }
     }
     require(request.in_use || request.held.empty(), "a removed request holds a prefix", id);
-    for (const BlockId block : request.held) ++holders[block];
+    for (size_t g = 0; g < request.held.size(); ++g) {
+      for (const BlockId block : request.held[g]) hold(g, block);
+    }
     for (size_t g = 0; g < request.groups.size(); ++g) {
-      const int64_t length = request.tables[s.layout.groups[g].table].length;
+      const detail::GroupPolicy& group = s.layout.groups[g];
+      const detail::BlockTables& table = request.tables[group.table];
+      const int64_t length = table.length;
+      const size_t stride = s.layout.tables[group.table].num_columns;
+      for (size_t at = group.column; at < table.ids.size(); at += stride) {
+        const BlockId block = table.ids[at];
+        require(block >= 0 && block < s.pool.num_ids(static_cast<PoolGroupId>(g)),
+                "a block table leaves the pool", static_cast<uint32_t>(block));
+        hold(g, block);
+      }
       require(request.groups[g].num_cached <= length, "blocks are cached that are not held", id);
       require(request.groups[g].shared_tail < length, "a shared tail lies behind the table", id);
     }
@@ -39,14 +50,15 @@ void CacheManager::check_invariants() const {
   require(num_used == num_requests(), "requests in use and unused handles disagree", 0);
   for (const auto& copies : s.copies) {
     for (const BlockCopy& copy : copies) {
-      ++holders[copy.source];
-      ++holders[copy.destination];
+      hold(static_cast<size_t>(copy.group), copy.source);
+      hold(static_cast<size_t>(copy.group), copy.destination);
     }
   }
   // Others may hold blocks besides: a pool can be shared, and the caller can hold blocks himself.
-  for (const auto& [block, count] : holders) {
-    require(pool().ref_count(block) >= count, "a block has fewer holders than requests",
-            static_cast<uint32_t>(block));
+  for (const auto& [key, count] : holders) {
+    const auto& [group, block] = key;
+    require(s.pool.ref_count(static_cast<PoolGroupId>(group), block) >= count,
+            "a block has fewer holders than requests", static_cast<uint32_t>(block));
   }
 }
 

@@ -52,6 +52,7 @@ class GroupCommit {
         handle_(handle),
         request_(request),
         group_id_(group),
+        id_(static_cast<PoolGroupId>(group)),
         group_(layout_.groups[group]),
         progress_(request.groups[group]),
         blocks_(state.column(request, group_)) {}
@@ -72,12 +73,12 @@ class GroupCommit {
 
   bool cache_boundary(BlockId block, int64_t num_tokens, bool replace) {
     const int64_t index = num_tokens / layout_.hash_block_size - 1;
-    return state_.pool->cache_partial_block(
+    return state_.pool.cache_partial_block(
         {.block = block,
          .hash = state_.hash_at(request_, index),
          .num_tokens = num_tokens,
          .hash_block_size = layout_.hash_block_size,
-         .group_id = static_cast<PoolGroupId>(group_id_),
+         .group_id = id_,
          .parent_hash = index == 0 ? std::string_view() : state_.hash_at(request_, index - 1),
          .replace_existing = replace});
   }
@@ -96,7 +97,7 @@ class GroupCommit {
   // States.
 
   bool has_boundary(BlockId block, int64_t num_tokens) const {
-    return state_.pool->block_hash_num_tokens(block) == num_tokens;
+    return state_.pool.block_hash_num_tokens(id_, block) == num_tokens;
   }
 
   /// Caches the state at a boundary inside or at the end of the block it lies in. Whether it did;
@@ -126,7 +127,7 @@ class GroupCommit {
   bool cache_checkpoint(const StateProgress& state) {
     const BlockId block = blocks_[state.checkpoint_block];
     if (boundary_ == 0) {
-      state_.pool->evict_block(block);
+      state_.pool.evict_blocks(id_, std::span(&block, 1));
       return false;
     }
     return !has_boundary(block, boundary_) && cache_boundary(block, boundary_, true);
@@ -140,13 +141,14 @@ class GroupCommit {
   void remember_new_states(int64_t first, int64_t end) {
     for (int64_t i = first; i < end; ++i) {
       const BlockId block = blocks_[i];
-      if (block == kNullBlock || !state_.pool->has_hash(block)) continue;
-      state_.cached_this_step.insert(state_.step_key(state_.pool->block_hash(block), group_id_));
+      const std::string_view hash = state_.pool.block_hash(id_, block);
+      if (hash.empty()) continue;
+      state_.cached_this_step.insert(state_.step_key(hash, group_id_));
       state_.boundary_states[group_id_].push_back(
           {.request = handle_,
            .group = static_cast<uint16_t>(group_id_),
            .block = block,
-           .num_tokens = state_.pool->block_hash_num_tokens(block).value_or(0)});
+           .num_tokens = state_.pool.block_hash_num_tokens(id_, block).value_or(0)});
     }
   }
 
@@ -155,6 +157,7 @@ class GroupCommit {
   const RequestHandle handle_;
   Request& request_;
   const size_t group_id_;
+  const PoolGroupId id_;
   const GroupPolicy& group_;
   GroupProgress& progress_;
   Column blocks_;
@@ -236,7 +239,7 @@ void ManagerState::set_commit_batches() {
              Reachable(layout, group, {}).all();
     };
     auto batch = commit_batches.end();
-    if (!pool->enable_events()) {
+    if (!pool.enable_events()) {
       batch = std::find_if(commit_batches.begin(), commit_batches.end(), caches_alike);
     }
     if (batch == commit_batches.end()) batch = commit_batches.emplace(batch);
@@ -262,7 +265,7 @@ void ManagerState::commit_full(Request& request, const CommitBatch& batch, int64
     if (!is_reachable.all()) mask.push_back(is_reachable(i) ? 1 : 0);
   }
   const size_t stride = layout.tables[group.table].num_columns;
-  pool->cache_full_blocks(
+  pool.cache_full_blocks(
       {.hashes = hash_views,
        .first_block = first,
        .block_size = group.block_size,

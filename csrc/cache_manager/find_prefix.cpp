@@ -49,7 +49,7 @@ class ClassLookup {
   /// Whether every group has a block for the first `(i + 1) * hash_block_size` tokens.
   bool found_at_hash(int64_t i) {
     return i < num_hashes_ &&
-           state_.pool->find_in_groups(state_.hash_at(request_, i), lookup_.groups, found_);
+           state_.pool.find_in_groups(state_.hash_at(request_, i), lookup_.groups, found_);
   }
   bool found_at_block(int64_t i) { return found_at_hash((i + 1) * hashes_per_block_ - 1); }
 

@@ -52,21 +52,29 @@ std::optional<RequestHandle> CacheManager::fork(RequestHandle handle, int64_t nu
   struct Part {
     int64_t shared;
     int64_t kept;
+    std::vector<BlockId> held;  // shared ones for good, the others until they are copied
   };
-  std::vector<Part> parts;
+  std::vector<Part> parts(num_groups());
   int64_t num_copied = 0;
-  {
+  s.demands.clear();
+  for (size_t g = 0; g < num_groups(); ++g) {
     detail::Request& from = s.request_of(handle);
-    for (size_t g = 0; g < num_groups(); ++g) {
-      const detail::GroupPolicy& group = s.layout.groups[g];
-      const int64_t kept = detail::num_kept(from, group, num_computed_tokens);
-      const int64_t shared = std::min(kept, detail::num_shared(s, from, g, num_computed_tokens));
-      parts.push_back({shared, kept});
-      detail::Column blocks = s.column(from, group);
-      for (int64_t i = shared; i < kept; ++i) num_copied += blocks[i] != kNullBlock;
+    const detail::GroupPolicy& group = s.layout.groups[g];
+    Part& part = parts[g];
+    part.kept = detail::num_kept(from, group, num_computed_tokens);
+    part.shared = std::min(part.kept, detail::num_shared(s, from, g, num_computed_tokens));
+    detail::Column blocks = s.column(from, group);
+    SliceDemand demand{.group_id = static_cast<PoolGroupId>(g)};
+    for (int64_t i = 0; i < part.kept; ++i) {
+      if (blocks[i] == kNullBlock) continue;
+      part.held.push_back(blocks[i]);
+      demand.num_new += i >= part.shared;
     }
+    demand.found = part.held;
+    num_copied += demand.num_new;
+    s.demands.push_back(demand);
   }
-  if (num_copied > pool().num_free_blocks()) return std::nullopt;
+  if (s.alone || s.pool.num_needed(s.demands) > s.pool.num_free_blocks()) return std::nullopt;
 
   const RequestHandle made = add_request();
   detail::Request& from = s.request_of(handle);
@@ -82,7 +90,6 @@ std::optional<RequestHandle> CacheManager::fork(RequestHandle handle, int64_t nu
   to.groups = from.groups;
   // All memory is there before the pool gives anything.
   std::vector<BlockId> copies(static_cast<size_t>(num_copied));
-  std::vector<BlockId> held;
   for (size_t g = 0; g < num_groups(); ++g) {
     const detail::GroupPolicy& group = s.layout.groups[g];
     detail::BlockTables& table = to.tables[group.table];
@@ -92,14 +99,8 @@ std::optional<RequestHandle> CacheManager::fork(RequestHandle handle, int64_t nu
     to.groups[g].num_cached =
         static_cast<int32_t>(std::min<int64_t>(to.groups[g].num_cached, parts[g].shared));
     s.copies[g].reserve(s.copies[g].size() + copies.size());
-    detail::Column blocks = s.column(from, group);
-    for (int64_t i = 0; i < parts[g].kept; ++i) {
-      if (blocks[i] != kNullBlock) held.push_back(blocks[i]);
-    }
   }
-  // Shared blocks are held by the new request, the others until they are copied.
-  pool().touch(held);
-  pool().get_new_blocks(copies);
+  s.pool.allocate(s.demands, copies, false);
   size_t next = 0;
   for (size_t g = 0; g < num_groups(); ++g) {
     detail::Column source = s.column(from, s.layout.groups[g]);
@@ -108,8 +109,9 @@ std::optional<RequestHandle> CacheManager::fork(RequestHandle handle, int64_t nu
       blocks[i] = source[i];
       if (i < parts[g].shared || source[i] == kNullBlock) continue;
       blocks[i] = copies[next++];
-      s.copies[g].push_back({.source = source[i], .destination = blocks[i]});
-      pool().set_ref_count(blocks[i], 2);
+      s.copies[g].push_back(
+          {.source = source[i], .destination = blocks[i], .group = static_cast<int32_t>(g)});
+      s.pool.hold(static_cast<PoolGroupId>(g), blocks[i]);
     }
   }
   check.done(*this);

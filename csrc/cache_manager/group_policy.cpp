@@ -129,6 +129,7 @@ void ManagerLayout::set_groups(const CacheManagerOptions& options) {
   for (size_t i = 0; i < options.groups.size(); ++i) {
     const CacheGroup& from = options.groups[i];
     check_range((group_name(i) + ": block_size").c_str(), from.block_size, 1, kMaxTokens);
+    check_range((group_name(i) + ": slices").c_str(), from.slices, 1, kMaxTokens);
     GroupPolicy group{.kind = from.kind, .spec_block_size = from.block_size};
     group.block_size = checked::mul(from.block_size, from.dcp_sharded ? options.dcp_world_size : 1,
                                     "tokens of a block over all ranks");

@@ -43,6 +43,7 @@ bool keeps_nothing(const ManagerLayout& layout) {
 
 std::optional<HitUnit> hit_unit(CacheManagerOptions options, int64_t prefix_replay_tokens) {
   options.num_blocks = 1;
+  for (CacheGroup& group : options.groups) group.slices = 1;
   const detail::ManagerLayout layout(options);
   if (!layout.enable_caching || detail::keeps_nothing(layout)) return std::nullopt;
   HitUnit unit;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "cache_manager/manager_state.h"
 #include "kvplan/cache_manager.h"
@@ -8,11 +9,12 @@
 namespace kvplan {
 
 void detail::ManagerState::release_hold(Request& request) {
-  if (request.held.empty()) return;
   // As a request does: last first, so that the end of a prefix is evicted before its beginning.
-  const std::vector<BlockId> held = std::exchange(request.held, {});
-  ids.assign(held.rbegin(), held.rend());
-  pool->free_blocks(ids);
+  const std::vector<std::vector<BlockId>> held = std::exchange(request.held, {});
+  for (size_t g = held.size(); g-- > 0;) {
+    ids.assign(held[g].rbegin(), held[g].rend());
+    pool.free_blocks(static_cast<PoolGroupId>(g), ids);
+  }
 }
 
 void CacheManager::hold_prefix(RequestHandle handle, int64_t max_tokens, PrefixHit& hit) {
@@ -24,12 +26,11 @@ void CacheManager::hold_prefix(RequestHandle handle, int64_t max_tokens, PrefixH
     throw InvalidArgument("hold_prefix: the request has blocks already");
   }
   s.find_prefix(request, max_tokens, hit);
-  std::vector<BlockId> found;
-  for (const std::vector<BlockId>& blocks : hit.blocks) {
-    std::copy_if(blocks.begin(), blocks.end(), std::back_inserter(found),
-                 [](BlockId block) { return block != kNullBlock; });
+  std::vector<std::vector<BlockId>> found = hit.blocks;
+  for (size_t g = 0; g < found.size(); ++g) {
+    std::erase(found[g], kNullBlock);
+    s.pool.touch(static_cast<PoolGroupId>(g), found[g]);
   }
-  s.pool->touch(found);
   s.release_hold(request);
   request.held = std::move(found);
   check.done(*this);
@@ -39,6 +40,8 @@ void CacheManager::release_hold(RequestHandle handle) {
   detail::ManagerState& s = *state_;
   const detail::ManagerOperation check(s);
   s.release_hold(s.request_of(handle));
+  // It was all that was in the way.
+  if (starts_again(handle) && s.pool.reset_prefix_cache()) s.alone.reset();
   check.done(*this);
 }
 

@@ -15,6 +15,7 @@
 
 #include "block_pool/operation_check.h"
 #include "cache_manager/group_policy.h"
+#include "cache_manager/manager_pool.h"
 #include "kvplan/block_pool.h"
 #include "kvplan/cache_manager.h"
 
@@ -55,9 +56,9 @@ struct Request {
   std::vector<char> hashes;  // `hash_bytes` each
   std::vector<BlockTables> tables;
   std::vector<GroupProgress> groups;
-  std::vector<StateProgress> states;  // by `GroupPolicy::state`
-  RequestTokens tokens;               // of the last call
-  std::vector<BlockId> held;          // by `hold_prefix`
+  std::vector<StateProgress> states;       // by `GroupPolicy::state`
+  RequestTokens tokens;                    // of the last call
+  std::vector<std::vector<BlockId>> held;  // by group: what `hold_prefix` found
 };
 
 struct NewBlocks {
@@ -67,20 +68,6 @@ struct NewBlocks {
   void clear() {
     ids.clear();
     std::fill(begins.begin(), begins.end(), 0);
-  }
-};
-
-/// Blocks that leave a request, in batches that the pool takes one after another.
-struct FreedBlocks {
-  std::vector<BlockId> ids;
-  std::vector<size_t> ends;
-
-  void clear() {
-    ids.clear();
-    ends.clear();
-  }
-  void end_batch() {
-    if (ids.size() > (ends.empty() ? 0 : ends.back())) ends.push_back(ids.size());
   }
 };
 
@@ -131,14 +118,18 @@ struct SharedCounters {
 };
 
 struct ManagerState : OperationState {
-  ManagerState(const CacheManagerOptions& options, std::shared_ptr<BlockPool> pool_);
+  ManagerState(const CacheManagerOptions& options, std::shared_ptr<BlockPool> plain,
+               std::shared_ptr<SlicedBlockPool> sliced);
 
   const ManagerLayout layout;
-  const std::shared_ptr<BlockPool> pool;
+  const ManagerPool pool;
 
   std::vector<Request> requests;
   std::vector<int64_t> quiet_until;  // by request
   std::vector<int32_t> unused_handles;
+  /// With slices, the request that nobody may join, and whether it has not been freed since.
+  std::optional<RequestHandle> alone;
+  bool alone_starts_again = false;
   PrefixCacheStats stats;
   SharedCounters counters;
 
@@ -158,6 +149,7 @@ struct ManagerState : OperationState {
   std::vector<uint8_t> mask;
   std::vector<std::string_view> hash_views;
   FreedBlocks freed;
+  std::vector<SliceDemand> demands;
   std::vector<int64_t> skipped;  // by set of groups alike
   std::vector<size_t> due;       // rows of a step
   std::vector<Growth> growths;   // by group
@@ -186,11 +178,17 @@ struct ManagerState : OperationState {
   StepResult schedule(const DecodeStep& step, std::span<AppendedBlock> appended);
   /// Lists the new blocks of the last allocation; returns how many.
   size_t append(int32_t row, RequestHandle handle, std::span<AppendedBlock> out);
+  /// Blocks that an allocation takes off the pool's free ones.
   int64_t blocks_needed(Request& request, const CacheManager::Demand& demand, const PrefixHit* hit);
   std::optional<int64_t> blocks_to_append(const Request& request, int64_t num_computed,
                                           int64_t num_slots);
-  /// Takes the blocks that a request lacks which takes over nothing: `lengths` has the tables'.
-  void append_blocks(Request& request, int64_t num_blocks);
+  /// Takes the blocks that a request lacks which takes over nothing: `lengths` has the tables', and
+  /// with slices `demands` the groups'.
+  void append_blocks(Request& request, int64_t num_blocks, bool frugal);
+  /// With slices: sees to it that a request which does not fit is not kept waiting by where blocks
+  /// lie.
+  void make_way(RequestHandle handle);
+  bool is_alone(RequestHandle handle) const { return alone == handle; }
   /// The fewest tokens with which an allocation has something to do again.
   int64_t next_need(Request& request, int64_t num_processed, int64_t num_cached_tokens);
   /// Throws for a hit that is not one of this manager's, or that the request cannot take over.
@@ -229,7 +227,7 @@ struct ManagerState : OperationState {
                       std::optional<int64_t> num_prompt_tokens);
   /// Forgets the blocks of a request, and gives them to `pop_group`, one group's after another, in
   /// the order of allocation.
-  using PopGroup = std::function<void(std::vector<BlockId>& ids)>;
+  using PopGroup = std::function<void(PoolGroupId group, std::vector<BlockId>& ids)>;
   void pop_blocks(RequestHandle handle, Request& request, const PopGroup& pop_group);
 };
 
@@ -242,8 +240,8 @@ class ManagerOperation : public OperationCheck {
       counter.store(static_cast<int64_t>(value), std::memory_order_relaxed);
     };
     set(state_.counters.num_requests, state_.requests.size() - state_.unused_handles.size());
-    set(state_.counters.num_free_blocks, static_cast<size_t>(state_.pool->num_free_blocks()));
-    set(state_.counters.num_cached_hashes, static_cast<size_t>(state_.pool->num_cached_hashes()));
+    set(state_.counters.num_free_blocks, static_cast<size_t>(state_.pool.num_free_blocks()));
+    set(state_.counters.num_cached_hashes, static_cast<size_t>(state_.pool.num_cached_hashes()));
   }
   ManagerOperation(const ManagerOperation&) = delete;
   ManagerOperation& operator=(const ManagerOperation&) = delete;

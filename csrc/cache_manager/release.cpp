@@ -9,8 +9,11 @@ namespace {
 /// blocks.
 class Remover {
  public:
-  Remover(ManagerState& state, Request& request, const GroupPolicy& group)
-      : freed_(state.freed), group_(group), blocks_(state.column(request, group)) {}
+  Remover(ManagerState& state, Request& request, size_t group)
+      : freed_(state.freed),
+        id_(static_cast<PoolGroupId>(group)),
+        group_(state.layout.groups[group]),
+        blocks_(state.column(request, group_)) {}
 
   /// Blocks `[first, last)`. What lies before a null block was freed before.
   void remove(int64_t first, int64_t last) {
@@ -18,7 +21,7 @@ class Remover {
       if (blocks_[i] == kNullBlock) break;
       take(i);
     }
-    freed_.end_batch();
+    freed_.end_batch(id_);
   }
 
   /// States that nobody continues from: there are gaps between those of a prefill.
@@ -28,7 +31,7 @@ class Remover {
       for (int64_t i = last - 1; i >= state.num_retired; --i) {
         if (blocks_[i] != kNullBlock) take(i);
       }
-      freed_.end_batch();
+      freed_.end_batch(id_);
       state.num_retired = static_cast<int32_t>(last);
     }
     // The step before copied its state from here; now it is that step's own that is read.
@@ -36,7 +39,7 @@ class Remover {
         state.last_state < checked::cdiv(num_processed, group_.block_size) - 1 &&
         blocks_[state.last_state] != kNullBlock) {
       take(state.last_state);
-      freed_.end_batch();
+      freed_.end_batch(id_);
     }
   }
 
@@ -47,6 +50,7 @@ class Remover {
   }
 
   FreedBlocks& freed_;
+  const PoolGroupId id_;
   const GroupPolicy& group_;
   Column blocks_;
 };
@@ -60,21 +64,22 @@ void ManagerState::remove_skipped(Request& request, int64_t num_processed,
   for (const std::vector<size_t>& alike : layout.alike) {
     skipped.push_back(layout.groups[alike[0]].skipped_blocks(num_processed));
   }
-  for (const GroupPolicy& group : layout.groups) {
+  for (size_t g = 0; g < layout.groups.size(); ++g) {
+    const GroupPolicy& group = layout.groups[g];
     const int64_t num_skipped = skipped[group.alike];
     if (group.kind == CacheKind::kRSWA && num_prompt_tokens) {
       const int64_t window_start = std::max(*num_prompt_tokens, num_processed - group.window);
-      Remover(*this, request, group)
+      Remover(*this, request, g)
           .remove(checked::cdiv(*num_prompt_tokens, group.block_size),
                   window_start / group.block_size);
     } else if (group.mamba_align) {
-      Remover(*this, request, group)
+      Remover(*this, request, g)
           .remove_states(request.states[group.state], num_skipped, num_processed);
     } else if (num_skipped > 0) {
-      Remover(*this, request, group).remove(0, num_skipped);
+      Remover(*this, request, g).remove(0, num_skipped);
     }
   }
-  if (!freed.ids.empty()) pool->free_batches(freed.ids, freed.ends);
+  pool.free_batches(freed);
 }
 
 void ManagerState::pop_blocks(RequestHandle handle, Request& request, const PopGroup& pop_group) {
@@ -84,7 +89,7 @@ void ManagerState::pop_blocks(RequestHandle handle, Request& request, const PopG
     for (int64_t i = 0; i < blocks.size(); ++i) {
       if (blocks[i] != kNullBlock || !ids.empty()) ids.push_back(blocks[i]);
     }
-    pop_group(ids);
+    pop_group(static_cast<PoolGroupId>(g), ids);
     // A block that may hold something else by then is not to be offered.
     std::erase_if(boundary_states[g],
                   [&](const BoundaryState& offered) { return offered.request == handle; });

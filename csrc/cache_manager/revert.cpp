@@ -48,10 +48,11 @@ void CacheManager::revert(RequestHandle handle, int64_t num_computed_tokens) {
     if (!follows_tokens(group)) continue;
     detail::Column blocks = s.column(request, group);
     detail::GroupProgress& progress = request.groups[g];
+    const auto id = static_cast<PoolGroupId>(g);
     const int64_t num_full = num_computed_tokens / group.block_size;
     for (int64_t i = num_full; i < blocks.size(); ++i) {
-      if (pool().block_hash_num_tokens(blocks[i]).value_or(0) <= num_computed_tokens) continue;
-      pool().evict_block(blocks[i]);
+      if (s.pool.block_hash_num_tokens(id, blocks[i]).value_or(0) <= num_computed_tokens) continue;
+      s.pool.evict_blocks(id, std::span(&blocks[i], 1));
     }
     if (progress.is_known()) {
       progress.num_cached = static_cast<int32_t>(std::min<int64_t>(progress.num_cached, num_full));
@@ -61,7 +62,7 @@ void CacheManager::revert(RequestHandle handle, int64_t num_computed_tokens) {
     for (int64_t i = blocks.size(); i-- > lengths[group.table];) {
       if (blocks[i] != kNullBlock) s.ids.push_back(blocks[i]);
     }
-    pool().free_blocks(s.ids);
+    s.pool.free_blocks(id, s.ids);
   }
   for (size_t t = 0; t < lengths.size(); ++t) {
     detail::BlockTables& table = request.tables[t];

@@ -33,8 +33,9 @@ bool needs_zeroing(const SpecTable& specs, const KVCacheGroups& groups) {
   return false;
 }
 
-/// The same whether groups cut blocks into slices or not.
-CacheManagerOptions manager_options(const Plan& plan, bool lookahead_hashes) {
+}  // namespace
+
+CacheManagerOptions cache_manager_options(const Plan& plan, bool lookahead_hashes) {
   validate(plan);
   const PlanningConfig& config = plan.config;
   const SpecTable& specs = *plan.specs;
@@ -45,6 +46,7 @@ CacheManagerOptions manager_options(const Plan& plan, bool lookahead_hashes) {
   for (const KVCacheGroup& group : groups) {
     const SpecId spec = scheduler_spec(group);
     options.groups.push_back(cache_group(specs[spec], group.is_eagle_group));
+    options.groups.back().slices = group.slices;
     for (size_t i = 0; i + 1 < options.groups.size(); ++i) {
       if (!specs.equal(scheduler_spec(groups[i]), spec)) continue;
       options.groups.back().same_spec_as = i;
@@ -71,8 +73,6 @@ CacheManagerOptions manager_options(const Plan& plan, bool lookahead_hashes) {
   return options;
 }
 
-}  // namespace
-
 BlockPool make_pool(const Plan& plan, BlockPoolOptions options) {
   validate(plan);
   if (is_sliced(plan.groups)) {
@@ -88,17 +88,8 @@ SlicedBlockPool make_sliced_pool(const Plan& plan, SlicedBlockPoolOptions option
   return SlicedBlockPool(plan.num_blocks, slices, options);
 }
 
-CacheManagerOptions cache_manager_options(const Plan& plan, bool lookahead_hashes) {
-  validate(plan);
-  if (is_sliced(plan.stage_of(0).groups)) {
-    throw Unsupported("the plan's groups cut blocks into slices, which the cache manager does not");
-  }
-  return manager_options(plan, lookahead_hashes);
-}
-
 std::optional<HitUnit> hit_unit(const Plan& plan) {
-  // How many of a group's blocks one of the pool holds does not matter.
-  return hit_unit(manager_options(plan, true), prefix_replay_tokens(plan));
+  return hit_unit(cache_manager_options(plan), prefix_replay_tokens(plan));
 }
 
 int64_t prefix_replay_tokens(const Plan& plan) {

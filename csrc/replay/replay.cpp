@@ -273,10 +273,7 @@ class Replay {
     }
     if (has_states_) manager_.take_boundary_states();
     if (manager_.has_copies()) {
-      for (const BlockCopy& copy : manager_.take_copies()) {
-        const BlockId ends[] = {copy.source, copy.destination};
-        manager_.pool().free_blocks(ends);
-      }
+      manager_.free_copies(manager_.take_copies());
     }
     return step;
   }
@@ -464,9 +461,9 @@ class Replay {
     result_.busy_seconds += seconds;
     ++result_.num_steps;
     result_.computed_tokens += num_tokens;
-    const int64_t used = manager_.pool().num_blocks() - 1 - manager_.pool().num_free_blocks();
+    const int64_t used = manager_.num_blocks() - 1 - manager_.num_free_blocks();
     result_.peak_used_blocks = std::max(result_.peak_used_blocks, used);
-    if (options_.count_evictions && manager_.pool().has_events()) {
+    if (options_.count_evictions) {
       for (const BlockPoolEvent& event : manager_.take_events()) {
         if (event.kind == BlockPoolEvent::Kind::kRemoved) ++result_.evictions;
       }
@@ -525,11 +522,10 @@ class Replay {
   // The load over time.
 
   void sample() {
-    const BlockPool& pool = manager_.pool();
     LoadSample now{.time = now_,
                    .num_running = static_cast<int64_t>(running_.size()),
                    .num_waiting = static_cast<int64_t>(waiting_.size()),
-                   .used_blocks = pool.num_blocks() - 1 - pool.num_free_blocks(),
+                   .used_blocks = manager_.num_blocks() - 1 - manager_.num_free_blocks(),
                    .query_tokens = num_query_tokens_,
                    .hit_tokens = num_hit_tokens_,
                    .preemptions = num_preemptions_,
@@ -537,11 +533,8 @@ class Replay {
     for (const Live* request : running_) {
       for (size_t g = 0; g < now.groups.size(); ++g) count_held(*request, g, now.groups[g]);
     }
-    for (BlockId block = 1; block < pool.num_blocks(); ++block) {
-      if (const auto group = pool.block_hash_group(block)) {
-        ++now.groups[static_cast<size_t>(*group)].cached_blocks;
-      }
-    }
+    const std::vector<int64_t> cached = manager_.num_cached_blocks();
+    for (size_t g = 0; g < cached.size(); ++g) now.groups[g].cached_blocks = cached[g];
     result_.samples.push_back(std::move(now));
     if (result_.samples.size() >= std::max<size_t>(2, options_.max_samples)) {
       for (size_t i = 1; 2 * i < result_.samples.size(); ++i) {

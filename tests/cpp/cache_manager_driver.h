@@ -28,7 +28,7 @@ inline void expect(bool condition, const char* what) {
 class CacheManagerDriver {
  public:
   explicit CacheManagerDriver(ByteSource& bytes) : bytes_(bytes), manager_(make_options()) {
-    memory_.resize(static_cast<size_t>(manager_.pool().num_blocks()) * kMostTokens);
+    memory_.resize(static_cast<size_t>(manager_.num_blocks()) * kLargeTokens);
   }
 
   /// One step of a scheduler: running requests, then new ones, then what the model does.
@@ -39,7 +39,8 @@ class CacheManagerDriver {
     if (running_.size() < kMostRunning && bytes_.below(3) > 0) admit(batch, is_full);
     make_copies();
     compute(batch);
-    manager_.take_new_block_ids();
+    for (size_t g = 0; g < groups_.size(); ++g) manager_.take_new_block_ids(g);
+    expect(manager_.take_new_block_ids().empty(), "blocks to zero are told twice");
     manager_.take_boundary_states();
     manager_.take_events();
     odd_call();
@@ -61,7 +62,7 @@ class CacheManagerDriver {
     }
     running_.clear();
     waiting_.clear();
-    expect(manager_.pool().num_free_blocks() == manager_.pool().num_blocks() - 1, "a leak");
+    expect(manager_.num_free_blocks() == manager_.num_blocks() - 1, "a leak");
     expect(manager_.num_requests() == 0 && manager_.reset_prefix_cache(), "a request is left");
     manager_.check_invariants();
   }
@@ -70,8 +71,10 @@ class CacheManagerDriver {
   std::map<std::string, int64_t> seen;  // how often each path ran
 
  private:
-  static constexpr size_t kMostTokens = 32;  // of a block
+  static constexpr size_t kMostTokens = 32;                 // of a block
+  static constexpr size_t kLargeTokens = 12 * kMostTokens;  // of a block that groups cut
   static constexpr int64_t kMaxLen = 256;
+  static constexpr int64_t kMostNew = 64;  // tokens of a chunk
   static constexpr size_t kMostRunning = 6;
 
   struct Sequence {
@@ -89,6 +92,16 @@ class CacheManagerDriver {
   };
 
   static int64_t num_tokens(const Sequence& s) { return static_cast<int64_t>(s.tokens.size()); }
+
+  /// Blocks that one request holds at most, and two for a copy and for what admission rounds up.
+  static int64_t most_held(const CacheGroup& group) {
+    int64_t most = 0;
+    for (int64_t computed = 0; computed < kMaxLen; ++computed) {
+      most =
+          std::max(most, blocks_held(group, computed, std::min(kMostNew + 2, kMaxLen - computed)));
+    }
+    return most + 2;
+  }
 
   CacheManagerOptions make_options() {
     CacheManagerOptions options;
@@ -116,10 +129,18 @@ class CacheManagerDriver {
       if (group.kind == CacheKind::kSlidingWindow) group.extra_retained_tokens = bytes_.below(4);
       options.groups.push_back(group);
     }
+    const bool cuts = bytes_.below(2) == 0;
+    const int64_t per_group = (kMaxLen / unit + 2) * (2 + bytes_.below(3)) / 2;
+    options.num_blocks = 2;
+    for (CacheGroup& group : options.groups) {
+      constexpr std::array kSlices = {1, 2, 3, 4, 6, 12};
+      if (cuts) group.slices = kSlices[static_cast<size_t>(bytes_.below(6))];
+      const int64_t num_blocks = cuts ? most_held(group) : per_group;
+      options.num_blocks += (num_blocks + group.slices - 1) / group.slices;
+    }
     groups_ = options.groups;
-    options.num_blocks = 2 + num_groups * (kMaxLen / unit + 2) * (2 + bytes_.below(3)) / 2;
     options.max_model_len = kMaxLen;
-    options.max_in_flight_tokens = kMaxLen;
+    options.max_in_flight_tokens = kMostNew + 2;
     options.hash_bytes = 8;
     options.enable_events = bytes_.below(2) == 0;
     options.needs_zeroing = bytes_.below(2) == 0;
@@ -154,7 +175,7 @@ class CacheManagerDriver {
     const int own = 1 + bytes_.below(20);
     for (int i = 0; i < own; ++i) append_token(s, static_cast<uint8_t>(bytes_.below(3)));
     s.prompt = num_tokens(s);
-    s.target = s.prompt + 1 + bytes_.below(60);
+    s.target = bytes_.below(4) == 0 ? kMaxLen - 2 : s.prompt + 1 + bytes_.below(60);
     append_hashes(s);
     return s;
   }
@@ -163,9 +184,9 @@ class CacheManagerDriver {
   int64_t end_of_chunk(const Sequence& s) const {
     const int64_t unit = manager_.scheduler_block_size();
     const int64_t known = num_tokens(s);
-    if (!has_states_) return known - s.computed > 64 ? s.computed + 64 : known;
+    if (!has_states_) return std::min(known, s.computed + kMostNew);
     const int64_t last = (known - 1) / unit * unit;
-    return s.computed < last ? std::min(last, (s.computed + 64) / unit * unit) : known;
+    return s.computed < last ? std::min(last, (s.computed + kMostNew) / unit * unit) : known;
   }
 
   RequestTokens tokens_of(const Sequence& s) const {
@@ -228,13 +249,16 @@ class CacheManagerDriver {
     s.computed = 0;
     if (is_full || !manager_.allocate(s.handle, tokens_of(s), wanted, &hit)) {
       if (holds) manager_.release_hold(s.handle);
-      expect(!running_.empty() || is_full || !batch.empty() || wanted.apply_watermark ||
+      // With slices, what is cached may be in the way, once.
+      const bool may_wait = manager_.is_sliced() && !is_full && std::exchange(can_wait_, false);
+      expect(!running_.empty() || is_full || !batch.empty() || wanted.apply_watermark || may_wait ||
                  waits_for_states(),
              "nothing runs, and nothing fits");
       return;
     }
+    can_wait_ = true;
     s.computed = hit.num_tokens;
-    seen["hit"] += hit.num_tokens > 0;
+    seen[manager_.is_sliced() ? "hit in slices" : "hit"] += hit.num_tokens > 0;
     batch.push_back({s.handle, end});
     running_.push_back(std::move(s));
     waiting_.pop_back();
@@ -246,10 +270,9 @@ class CacheManagerDriver {
   void odd_call() {
     const int call = bytes_.below(24);
     if (call == 0) {
-      const std::array<BlockId, 2> blocks = {random_block(), random_block()};
-      manager_.evict_blocks(blocks);
-      ++seen["evict"];
-    } else if (call == 1 && running_.empty()) {
+      evict();
+    } else if (call == 1 && bytes_.below(8) == 0) {
+      while (!running_.empty()) preempt(running_.size() - 1);
       expect(manager_.reset_prefix_cache(), "a block is in use");
       ++seen["reset"];
     } else if (call == 2 && !running_.empty()) {
@@ -270,8 +293,23 @@ class CacheManagerDriver {
     }
   }
 
-  BlockId random_block() {
-    return static_cast<BlockId>(bytes_.below(static_cast<int>(manager_.pool().num_blocks())));
+  void evict() {
+    const auto below = [&](size_t n) {
+      return static_cast<size_t>(bytes_.below(static_cast<int>(n)));
+    };
+    if (!manager_.is_sliced()) {
+      const auto num_blocks = static_cast<size_t>(manager_.num_blocks());
+      const std::array blocks = {static_cast<BlockId>(below(num_blocks)),
+                                 static_cast<BlockId>(below(num_blocks))};
+      manager_.evict_blocks(blocks);
+    } else if (!running_.empty()) {
+      const size_t g = below(groups_.size());
+      const BlockTableView table = manager_.block_table(running_[0].handle, g);
+      if (table.empty()) return;
+      manager_.evict_blocks(g, std::array{table[below(table.size())]});
+      ++seen["evict a slice"];
+    }
+    ++seen["evict"];
   }
 
   void fork(const Sequence& from) {
@@ -307,39 +345,46 @@ class CacheManagerDriver {
       expect(false, "a bad call is not refused");
     };
     const auto unknown = static_cast<RequestHandle>(1000);
-    const int64_t num_free = manager_.pool().num_free_blocks();
+    const int64_t num_free = manager_.num_free_blocks();
     refused([&] { manager_.free(unknown); });
     refused([&] { manager_.revert(unknown, 0); });
     refused([&] { manager_.fork(unknown, 0); });
     refused([&] { manager_.allocate(unknown, {}, {}); });
-    const std::array<BlockId, 1> foreign = {static_cast<BlockId>(manager_.pool().num_blocks())};
+    const auto num_ids = manager_.num_blocks() * groups_[0].slices;
+    const std::array<BlockId, 1> foreign = {static_cast<BlockId>(num_ids)};
     refused([&] { manager_.evict_blocks(foreign); });
+    refused([&] { manager_.evict_blocks(0, foreign); });
+    refused([&] { manager_.free_copies(std::array{BlockCopy{foreign[0], foreign[0], 0}}); });
+    if (manager_.is_sliced()) refused([&] { manager_.pool(); });
     for (const Sequence& s : running_) {
       refused([&] { manager_.allocate(s.handle, tokens_of(s), {.num_new_tokens = -1}); });
       refused([&] { manager_.commit(s.handle, tokens_of(s), -1); });
       refused([&] { manager_.fork(s.handle, kMaxLen * 4); });
     }
-    expect(num_free == manager_.pool().num_free_blocks(), "a refused call changed something");
+    expect(num_free == manager_.num_free_blocks(), "a refused call changed something");
     ++seen["refused"];
   }
 
   // The model.
 
-  uint64_t& slot(BlockId block, int64_t token) {
+  /// The memory is one for all groups: a block in two hands is seen.
+  uint64_t& slot(size_t group, BlockId block, int64_t token) {
     expect(block != kNullBlock, "the null block is used");
-    return memory_[static_cast<size_t>(block) * kMostTokens + static_cast<size_t>(token)];
+    const size_t size = kLargeTokens / static_cast<size_t>(groups_[group].slices);
+    return memory_[static_cast<size_t>(block) * size + static_cast<size_t>(token)];
   }
   static uint64_t content(size_t group, uint64_t prefix) { return prefix * 16 + group + 1; }
 
   void make_copies() {
-    for (const BlockCopy& copy : manager_.take_copies()) {
-      for (size_t i = 0; i < kMostTokens; ++i) {
-        slot(copy.destination, static_cast<int64_t>(i)) =
-            slot(copy.source, static_cast<int64_t>(i));
+    const std::vector<BlockCopy> copies = manager_.take_copies();
+    for (const BlockCopy& copy : copies) {
+      const auto g = static_cast<size_t>(copy.group);
+      for (int64_t i = 0; i < static_cast<int64_t>(kMostTokens); ++i) {
+        slot(g, copy.destination, i) = slot(g, copy.source, i);
       }
-      manager_.pool().free_blocks(std::array{copy.source, copy.destination});
-      ++seen["copy"];
+      ++seen[manager_.is_sliced() ? "copy a slice" : "copy"];
     }
+    manager_.free_copies(copies);
   }
 
   Sequence& sequence_of(RequestHandle handle) {
@@ -370,16 +415,16 @@ class CacheManagerDriver {
       };
       if (groups_[g].kind == CacheKind::kCircularBuffer) {
         expect(table.size() == 1, "a circular buffer has one block");
-        slot(table[0], 0) = content(g, static_cast<uint64_t>(s.handle));
+        slot(g, table[0], 0) = content(g, static_cast<uint64_t>(s.handle));
       } else if (groups_[g].kind == CacheKind::kMamba) {
         if (s.computed > 0) {
           const BlockId block = table[static_cast<size_t>((s.computed - 1) / size)];
-          expect(slot(block, 0) == prefix(s.computed), "a state is another request's");
+          expect(slot(g, block, 0) == prefix(s.computed), "a state is another request's");
         }
-        slot(table[static_cast<size_t>((end - 1) / size)], 0) = prefix(end);
+        slot(g, table[static_cast<size_t>((end - 1) / size)], 0) = prefix(end);
       } else {
         for (int64_t p = s.computed; p < end; ++p) {
-          slot(table[static_cast<size_t>(p / size)], p % size) = prefix(p + 1);
+          slot(g, table[static_cast<size_t>(p / size)], p % size) = prefix(p + 1);
         }
       }
     }
@@ -397,7 +442,7 @@ class CacheManagerDriver {
       if (group.kind == CacheKind::kRSWA) gap_ends = s.computed - group.window + 1;
       for (int64_t p = std::max<int64_t>(0, first); p < end; ++p) {
         if (p >= s.prompt && p < gap_ends) continue;
-        expect(slot(table[static_cast<size_t>(p / group.block_size)], p % group.block_size) ==
+        expect(slot(g, table[static_cast<size_t>(p / group.block_size)], p % group.block_size) ==
                    content(g, s.prefixes[static_cast<size_t>(p)]),
                "a token is another request's");
       }
@@ -413,6 +458,7 @@ class CacheManagerDriver {
   ByteSource& bytes_;
   std::vector<CacheGroup> groups_;
   bool has_states_ = false;
+  bool can_wait_ = true;
   CacheManager manager_;
   std::vector<uint64_t> memory_;
   std::vector<Sequence> running_;

@@ -32,8 +32,8 @@ TEST(CacheManagerLoad, EveryRequestReadsItsOwnAndNothingLeaks) {
     num_finished += driver.num_finished;
     for (const auto& [path, count] : driver.seen) seen[path] += count;
   }
-  for (const char* path :
-       {"copy", "evict", "fork", "hit", "hold", "preemption", "refused", "reset", "revert"}) {
+  for (const char* path : {"copy", "copy a slice", "evict", "evict a slice", "fork", "hit",
+                           "hit in slices", "hold", "preemption", "refused", "reset", "revert"}) {
     EXPECT_GT(seen[path], 0) << path;
     RecordProperty(path, std::to_string(seen[path]));
   }

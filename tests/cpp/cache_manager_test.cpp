@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <random>
 #include <string>
@@ -255,19 +256,17 @@ TEST_F(FullAndWindow, ForkSharesWhatIsFullAndCopiesTheRest) {
   const std::optional<RequestHandle> child = manager.fork(parent, 100);
   ASSERT_TRUE(child.has_value());
   const std::vector<BlockCopy> copies = manager.take_copies();
-  EXPECT_EQ(copies, (std::vector<BlockCopy>{{7, 15}, {14, 16}}));
+  EXPECT_EQ(copies, (std::vector<BlockCopy>{{7, 15, 0}, {14, 16, 1}}));
   EXPECT_EQ(table(manager, *child, 0), (std::vector<BlockId>{1, 2, 3, 4, 5, 6, 15}));
   EXPECT_EQ(table(manager, *child, 1), (std::vector<BlockId>{8, 9, 10, 11, 12, 13, 16}));
-  for (const BlockCopy& copy : copies) {
-    EXPECT_EQ(manager.pool().ref_count(copy.source), 2);
-    manager.pool().free_blocks(std::array{copy.source, copy.destination});
-  }
+  for (const BlockCopy& copy : copies) EXPECT_EQ(manager.pool().ref_count(copy.source), 2);
+  manager.free_copies(copies);
   // Of an earlier point even the cached block that is written anew is copied.
   const std::optional<RequestHandle> earlier = manager.fork(parent, 90);
   ASSERT_TRUE(earlier.has_value());
   EXPECT_EQ(table(manager, *earlier, 0), (std::vector<BlockId>{1, 2, 3, 4, 5, 17}));
   EXPECT_EQ(manager.num_hashes(*earlier), 5);
-  EXPECT_EQ(manager.take_copies(), (std::vector<BlockCopy>{{6, 17}, {13, 18}}));
+  EXPECT_EQ(manager.take_copies(), (std::vector<BlockCopy>{{6, 17, 0}, {13, 18, 1}}));
   manager.pool().free_blocks(std::array<BlockId, 4>{6, 17, 13, 18});
   manager.remove_request(*earlier);
   // Both go on by themselves; the child's next block is cached under its own hash.
@@ -327,6 +326,112 @@ TEST_F(FullAndWindow, RevertedStepHasNotHappened) {
   EXPECT_EQ(manager.estimate_cached_tokens(request), 128);
   manager.revert(request, 130);
   EXPECT_EQ(manager.estimate_cached_tokens(request), 128);
+}
+
+/// Two groups that keep everything, in a pool that just holds one request of full length: 4 large
+/// blocks of four slices, and 16.
+class Slices : public testing::Test {
+ protected:
+  static CacheManagerOptions cut_options() {
+    CacheManagerOptions made = options(
+        {group(CacheKind::kFullAttention, 16), group(CacheKind::kFullAttention, 16)}, 1 + 4 + 16);
+    made.groups[0].slices = 4;
+    made.max_model_len = 256;
+    return made;
+  }
+
+  bool grow(RequestHandle request, int64_t from, int64_t to, const PrefixHit* hit = nullptr) {
+    RequestTokens tokens = prompt(256);
+    Allocation allocation = fresh(to - from);
+    (hit == nullptr ? tokens.num_computed_tokens : allocation.num_new_computed_tokens) = from;
+    return manager.allocate(request, tokens, allocation, hit);
+  }
+
+  /// A request of 80 tokens, with its 5 slices in large blocks of their own.
+  RequestHandle admit_scattered() {
+    const RequestHandle request = manager.add_request();
+    manager.append_hashes(request, hashes(16));
+    std::vector<BlockId> others;
+    for (int64_t tokens = 0; tokens < 80; tokens += 16) {
+      EXPECT_TRUE(grow(request, tokens, tokens + 16));
+      const auto taken = manager.sliced_pool().get_new_blocks(PoolGroupId{0}, 3);
+      others.insert(others.end(), taken.begin(), taken.end());
+    }
+    manager.sliced_pool().free_blocks(PoolGroupId{0}, others);
+    EXPECT_EQ(manager.num_free_blocks(), 10);
+    return request;
+  }
+
+  CacheManager manager{cut_options()};
+};
+
+TEST_F(Slices, ARequestThatIsStuckAloneStartsAgainAndNobodyJoinsIt) {
+  const RequestHandle alone = admit_scattered();
+  const RequestHandle other = manager.add_request();
+  ASSERT_TRUE(grow(other, 0, 16));
+  EXPECT_FALSE(grow(alone, 80, 256));
+  EXPECT_FALSE(manager.starts_again(alone)) << "somebody else can be preempted";
+  manager.free(other);
+  EXPECT_FALSE(grow(alone, 80, 256)) << "5 large blocks and 16";
+  EXPECT_TRUE(manager.starts_again(alone));
+  EXPECT_FALSE(manager.fork(alone, 80).has_value());
+  manager.free(alone);
+  EXPECT_FALSE(manager.starts_again(alone));
+  EXPECT_EQ(manager.counters().num_cached_hashes, 0) << "what it has cached lies where it lay";
+  EXPECT_FALSE(grow(other, 0, 16));
+  EXPECT_TRUE(grow(alone, 0, 80));
+  EXPECT_TRUE(grow(alone, 80, 256));
+  EXPECT_FALSE(grow(other, 0, 16));
+  manager.remove_request(alone);
+  EXPECT_TRUE(grow(other, 0, 16));
+  manager.remove_request(other);
+  EXPECT_EQ(manager.num_free_blocks(), manager.num_blocks() - 1);
+}
+
+TEST_F(Slices, WhatIsCachedGivesWayToARequestThatNeedsThePool) {
+  manager.remove_request(admit_scattered());
+  for (const bool holds : {false, true}) {
+    const RequestHandle request = manager.add_request();
+    manager.append_hashes(request, hashes(16));
+    PrefixHit hit;
+    if (holds) {
+      manager.remove_request(admit_scattered());
+      manager.hold_prefix(request, 255, hit);
+    } else {
+      manager.find_prefix(request, 255, hit);
+    }
+    ASSERT_EQ(hit.num_tokens, 80);
+    EXPECT_FALSE(grow(request, 80, 256, &hit));
+    manager.release_hold(request);
+    EXPECT_EQ(manager.counters().num_cached_hashes, 0);
+    manager.find_prefix(request, 255, hit);
+    EXPECT_EQ(hit.num_tokens, 0);
+    EXPECT_TRUE(grow(request, 0, 256, &hit));
+    manager.remove_request(request);
+    EXPECT_TRUE(manager.reset_prefix_cache());
+  }
+}
+
+TEST_F(Slices, IdsGoWithTheirGroup) {
+  const RequestHandle request = admit_scattered();
+  EXPECT_TRUE(manager.is_sliced());
+  EXPECT_EQ(manager.sliced_pool().num_used_blocks(PoolGroupId{0}), 5);
+  const auto refused = [&](auto&& call) { EXPECT_THROW(call(), Unsupported); };
+  const std::array blocks = {manager.block_table(request, 0)[0]};
+  std::vector<BlockId> popped;
+  refused([&] { manager.pool(); });
+  refused([&] { manager.evict_blocks(blocks); });
+  refused([&] { manager.pop_blocks_for_free(request, popped); });
+  EXPECT_THROW(manager.evict_blocks(2, blocks), InvalidArgument);
+  const int64_t num_cached = manager.counters().num_cached_hashes;
+  manager.evict_blocks(0, blocks);
+  EXPECT_EQ(manager.counters().num_cached_hashes, num_cached - 1);
+  CacheManagerOptions plain = cut_options();
+  EXPECT_THROW(CacheManager(plain, std::make_shared<BlockPool>(21)), InvalidArgument);
+  plain.groups[0].slices = 0;
+  EXPECT_THROW(CacheManager{plain}, InvalidArgument);
+  plain.groups[0].slices = 1;
+  EXPECT_THROW(CacheManager(plain).sliced_pool(), Unsupported);
 }
 
 TEST(CacheManager, ArithmeticOfAGroupIsWhatAManagerDoes) {

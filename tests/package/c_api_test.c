@@ -753,6 +753,50 @@ static void speaks_with_other_versions(void) {
   kvplan_manager_destroy(manager);
 }
 
+static void manages_slices(void) {
+  kvplan_manager_options options;
+  kvplan_cache_group groups[2];
+  kvplan_manager* manager = NULL;
+  kvplan_manager_state state;
+  kvplan_pool* plain = NULL;
+  kvplan_sliced_pool* pool = NULL;
+  kvplan_hit* hit = NULL;
+  const int32_t* blocks;
+  int64_t num_found;
+  int32_t request;
+  int32_t starts_again = 1;
+  size_t count;
+  size_t g;
+  REQUIRE(kvplan_manager_options_init(&options, sizeof options) == KVPLAN_OK);
+  options.num_blocks = 20;
+  options.max_model_len = 1000;
+  options.needs_zeroing = 1;
+  for (g = 0; g < 2; ++g) {
+    REQUIRE(kvplan_cache_group_init(&groups[g], sizeof groups[g]) == KVPLAN_OK);
+    groups[g].block_size = 16;
+    groups[g].is_zeroed = 1;
+  }
+  groups[1].slices = 4;
+  REQUIRE(kvplan_manager_create(&options, groups, 2, &manager) == KVPLAN_OK);
+  REQUIRE(kvplan_hit_create(&hit) == KVPLAN_OK);
+  request = admit(manager, hit, &num_found);
+  REQUIRE(kvplan_manager_get_state(manager, (state.struct_size = sizeof state, &state)) ==
+          KVPLAN_OK);
+  /* 7 large blocks, and 2 that hold 7 slices. */
+  REQUIRE(state.num_blocks == 20 && state.num_free_blocks == 19 - 7 - 2);
+  REQUIRE(kvplan_manager_take_new_block_ids(manager, &blocks, &count) == KVPLAN_UNSUPPORTED);
+  REQUIRE(kvplan_manager_take_group_block_ids(manager, 1, &blocks, &count) == KVPLAN_OK);
+  REQUIRE(count == 7 && blocks[0] >= 4);
+  REQUIRE(kvplan_manager_starts_again(manager, request, &starts_again) == KVPLAN_OK);
+  REQUIRE(starts_again == 0);
+  REQUIRE(kvplan_manager_pool(manager, &plain) == KVPLAN_UNSUPPORTED && plain == NULL);
+  REQUIRE(kvplan_manager_sliced_pool(manager, &pool) == KVPLAN_OK);
+  kvplan_manager_destroy(manager);
+  REQUIRE(kvplan_sliced_pool_num_cached_hashes(pool) == 12);
+  kvplan_sliced_pool_destroy(pool);
+  kvplan_hit_destroy(hit);
+}
+
 static void makes_the_manager_of_a_plan(void) {
   kvplan_plan* plan = NULL;
   kvplan_manager* manager = NULL;
@@ -784,6 +828,7 @@ int main(int argc, char** argv) {
     says_what_is_missing();
     reads_json_strictly();
     plans_and_hands_out_slices();
+    manages_slices();
     makes_the_manager_of_a_plan();
   } else {
     says_that_json_is_missing();

@@ -151,13 +151,40 @@ def test_the_manager_of_a_plan():
         kvplan.CacheManager.from_plan({})
 
 
+def test_the_manager_of_a_plan_with_slices():
+    heads = {"head_size": 64, "dtype": "bfloat16"}
+    full = specs.FullAttentionSpec(block_size=16, num_kv_heads=8, **heads)
+    window = specs.SlidingWindowSpec(block_size=16, num_kv_heads=1, sliding_window=32, **heads)
+    config = kvplan.PlanningConfig(max_model_len=1000, grouping="sliced", kv_cache_layout="BLHNC")
+    plan = kvplan.plan(config, [{"0": full, "1": window}], [8 << 20])
+    slices = [group.slices for group in plan.kv_cache_groups]
+    assert max(slices) > 1
+    manager = kvplan.CacheManager.from_plan(plan)
+    assert manager.is_sliced
+    assert manager.num_blocks == plan.num_blocks == manager.sliced_pool.num_large_blocks
+    with pytest.raises(kvplan.Unsupported, match="sliced_pool"):
+        _ = manager.pool
+    request, _, blocks = admit(manager, 100)
+    assert [len(ids) for ids in blocks] == [7, 7]
+    assert [manager.sliced_pool.num_used_blocks(g) for g in range(2)] == [7, 7]
+    assert all(ids[0] >= k for ids, k in zip(blocks, slices, strict=True)), "none of the null block"
+    used = manager.num_blocks - 1 - manager.num_free_blocks
+    assert used == sum(-(-7 // k) for k in slices)
+    manager.remove_request(request)
+    _, hit, _ = admit(manager, 100)
+    assert hit.num_tokens == 96
+    with pytest.raises(kvplan.Unsupported, match="slices"):
+        manager.evict_blocks([int(blocks[0][0])])
+    manager.evict_blocks([int(blocks[0][0])], group=0)
+    assert not manager.starts_again(0)
+
+
 def test_held_prefixes_forks_and_reverted_steps(manager):
     request, _, _ = admit(manager, 100)
     child = manager.fork(request, 100)
     copies = manager.take_copies()
-    assert copies == [(7, 15), (14, 16)]
-    for copy in copies:
-        manager.pool.free_blocks(copy)
+    assert copies == [(7, 15, 0), (14, 16, 1)]
+    manager.free_copies(copies)
     assert [ids[-1] for ids in manager.block_ids(child)] == [15, 16]
     manager.remove_request(child)
     more = {"num_tokens": 120, "num_prompt_tokens": 100, "num_computed_tokens": 100}

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -71,6 +72,7 @@ std::string group_repr(const CacheGroup& group) {
   repr.add("block_size", group.block_size);
   if (group.window > 0) repr.add("window", group.window);
   if (group.is_eagle_group) repr.add("is_eagle_group", true);
+  if (group.slices != 1) repr.add("slices", group.slices);
   return repr.str();
 }
 
@@ -140,7 +142,7 @@ CacheGroup make_group(const std::string& kind, int64_t block_size, bool dcp_shar
                       int64_t extra_retained_tokens, bool mamba_align,
                       int64_t num_speculative_blocks, int64_t num_prefill_checkpoint_blocks,
                       std::optional<int64_t> prefill_checkpoint_alignment,
-                      std::optional<size_t> same_spec_as) {
+                      std::optional<size_t> same_spec_as, int64_t slices) {
   return {.kind = parse_kind(kind),
           .block_size = block_size,
           .dcp_sharded = dcp_sharded,
@@ -153,7 +155,8 @@ CacheGroup make_group(const std::string& kind, int64_t block_size, bool dcp_shar
           .num_speculative_blocks = num_speculative_blocks,
           .num_prefill_checkpoint_blocks = num_prefill_checkpoint_blocks,
           .prefill_checkpoint_alignment = prefill_checkpoint_alignment,
-          .same_spec_as = same_spec_as};
+          .same_spec_as = same_spec_as,
+          .slices = slices};
 }
 
 void bind_values(py::module_& m) {
@@ -163,14 +166,15 @@ kind: full_attention (with sinks, too), rswa, sliding_window (MLA, too), chunked
 cross_attention or circular_buffer.
 block_size: tokens of a block on one rank; window: tokens of the window or the attention chunk.
 mamba_align: mamba_cache_mode is "align".
-same_spec_as: index of the first group with an equal spec; such groups are found together.)")
+same_spec_as: index of the first group with an equal spec; such groups are found together.
+slices: blocks that the group cuts each block of the pool into.)")
       .def(py::init(&make_group), py::arg("kind"), py::arg("block_size"), py::kw_only(),
            py::arg("dcp_sharded") = false, py::arg("prefix_cacheable") = true,
            py::arg("is_eagle_group") = false, py::arg("is_zeroed") = false, py::arg("window") = 0,
            py::arg("extra_retained_tokens") = 0, py::arg("mamba_align") = false,
            py::arg("num_speculative_blocks") = 0, py::arg("num_prefill_checkpoint_blocks") = 0,
            py::arg("prefill_checkpoint_alignment") = std::nullopt,
-           py::arg("same_spec_as") = std::nullopt)
+           py::arg("same_spec_as") = std::nullopt, py::arg("slices") = 1)
       .def_static(
           "from_spec",
           [](const SpecObject& spec, bool is_eagle_group) {
@@ -273,8 +277,8 @@ std::string manager_repr(const CacheManager& manager) {
   return ShortRepr("CacheManager")
       .add("num_groups", static_cast<int64_t>(manager.num_groups()))
       .add("num_requests", static_cast<int64_t>(manager.num_requests()))
-      .add("num_blocks", manager.pool().num_blocks())
-      .add("num_free_blocks", manager.pool().num_free_blocks())
+      .add("num_blocks", manager.num_blocks())
+      .add("num_free_blocks", manager.num_free_blocks())
       .str();
 }
 
@@ -460,10 +464,13 @@ void bind_release(py::class_<CacheManager>& manager) {
           "Forgets the blocks without freeing them: pool.free_blocks takes them in reverse.")
       .def(
           "evict_blocks",
-          [](CacheManager& m, const py::object& blocks) {
-            m.evict_blocks(bindings::span_of(to_ids(blocks)));
+          [](CacheManager& m, const py::object& blocks, std::optional<size_t> group) {
+            const auto ids = to_ids(blocks);
+            group ? m.evict_blocks(*group, bindings::span_of(ids))
+                  : m.evict_blocks(bindings::span_of(ids));
           },
-          py::arg("block_ids"))
+          py::arg("block_ids"), py::arg("group") = std::nullopt,
+          "Forgets what the blocks cache. With slices, ids need their group.")
       .def("reset_prefix_cache", &CacheManager::reset_prefix_cache,
            "Forgets everything cached; False, and nothing happens, while a block is in use.");
 }
@@ -471,8 +478,12 @@ void bind_release(py::class_<CacheManager>& manager) {
 void bind_step(py::class_<CacheManager>& manager) {
   manager.def("new_step_starts", &CacheManager::new_step_starts)
       .def(
-          "take_new_block_ids", [](CacheManager& m) { return to_array(m.take_new_block_ids()); },
-          "Blocks to zero before use.")
+          "take_new_block_ids",
+          [](CacheManager& m, std::optional<size_t> group) {
+            return to_array(group ? m.take_new_block_ids(*group) : m.take_new_block_ids());
+          },
+          py::arg("group") = std::nullopt,
+          "Blocks to zero before use, of one group or all. With slices, ids need their group.")
       .def(
           "record_blocks_for_zeroing",
           [](CacheManager& m, int64_t request, int64_t start_token) {
@@ -484,12 +495,21 @@ void bind_step(py::class_<CacheManager>& manager) {
           [](CacheManager& m) {
             py::list copies;
             for (const BlockCopy& copy : m.take_copies()) {
-              copies.append(py::make_tuple(copy.source, copy.destination));
+              copies.append(py::make_tuple(copy.source, copy.destination, copy.group));
             }
             return copies;
           },
-          "(source, destination) of copies to make; both stay held until given to "
-          "pool.free_blocks.")
+          "(source, destination, group) of copies to make; both stay held until free_copies.")
+      .def(
+          "free_copies",
+          [](CacheManager& m, const std::vector<std::tuple<BlockId, BlockId, int32_t>>& copies) {
+            std::vector<BlockCopy> list;
+            for (const auto& [source, destination, group] : copies) {
+              list.push_back({source, destination, group});
+            }
+            m.free_copies(list);
+          },
+          py::arg("copies"), "Lets go of what take_copies returned.")
       .def(
           "take_boundary_states",
           [](CacheManager& m) { return boundary_tuples(m.take_boundary_states()); },
@@ -545,7 +565,22 @@ void bind_state(py::class_<CacheManager>& manager) {
       .def_property_readonly("usage", &CacheManager::usage)
       .def_property_readonly(
           "pool", [](CacheManager& m) -> BlockPool& { return m.pool(); },
-          py::return_value_policy::reference_internal, "The manager's BlockPool.")
+          py::return_value_policy::reference_internal,
+          "The manager's BlockPool; Unsupported with slices.")
+      .def_property_readonly(
+          "sliced_pool", [](CacheManager& m) -> SlicedBlockPool& { return m.sliced_pool(); },
+          py::return_value_policy::reference_internal,
+          "The manager's SlicedBlockPool; Unsupported without slices.")
+      .def_property_readonly("is_sliced", &CacheManager::is_sliced)
+      .def_property_readonly("num_blocks", &CacheManager::num_blocks,
+                             "Blocks of the pool; with slices, large ones.")
+      .def_property_readonly("num_free_blocks", &CacheManager::num_free_blocks)
+      .def(
+          "starts_again",
+          [](const CacheManager& m, int64_t request) { return m.starts_again(handle(request)); },
+          py::arg("request"),
+          "With slices: whether the request is to be freed, to start again with the pool to "
+          "itself.")
       .def("block_size", &CacheManager::block_size, py::arg("group"),
            "Tokens of a group's block over all ranks.")
       .def("__repr__", &manager_repr);
@@ -564,7 +599,8 @@ bad call raises InvalidArgument or BlockPoolError (both ValueError) and changes 
 calls must not overlap.
 
 groups: CacheGroup of each KV cache group, in order.
-num_blocks: blocks of the pool, the null block included.
+num_blocks: blocks of the pool, the null block included; where groups cut them into slices, large
+ones, which usage, watermark and admission then count.
 scheduler_block_size, hash_block_size: tokens; None: as vLLM resolves them.
 retention_interval: vLLM's prefix_cache_retention_interval, tokens; None caches densely.)");
   manager.def(py::init(&make_manager), py::arg("groups"), py::kw_only(), py::arg("num_blocks"),

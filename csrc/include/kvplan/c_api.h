@@ -398,6 +398,7 @@ typedef struct kvplan_cache_group {
   int64_t num_prefill_checkpoint_blocks;
   int64_t prefill_checkpoint_alignment; /* -1: none */
   int64_t same_spec_as; /* the first group with an equal spec; -1: none. Both are found together */
+  int64_t slices;       /* blocks that the group cuts each block of the pool into */
 } kvplan_cache_group;
 
 typedef struct kvplan_manager_options {
@@ -447,6 +448,9 @@ KVPLAN_C_API kvplan_status kvplan_manager_create_from_plan(const kvplan_plan* pl
 KVPLAN_C_API void kvplan_manager_destroy(kvplan_manager* manager);
 /* The manager's pool, as a handle of its own, which may live longer. */
 KVPLAN_C_API kvplan_status kvplan_manager_pool(kvplan_manager* manager, kvplan_pool** out);
+/* The same where groups cut blocks into slices; each call refuses the other kind. */
+KVPLAN_C_API kvplan_status kvplan_manager_sliced_pool(kvplan_manager* manager,
+                                                      kvplan_sliced_pool** out);
 
 typedef struct kvplan_manager_state {
   size_t struct_size;
@@ -473,6 +477,9 @@ KVPLAN_C_API kvplan_status kvplan_manager_block_size(const kvplan_manager* manag
 
 KVPLAN_C_API kvplan_status kvplan_manager_add_request(kvplan_manager* manager, int32_t* request);
 /* Frees what the request holds, and forgets it. */
+/* With slices, *starts_again is 1 if the request is to be freed, to have the pool to itself. */
+KVPLAN_C_API kvplan_status kvplan_manager_starts_again(const kvplan_manager* manager,
+                                                       int32_t request, int32_t* starts_again);
 KVPLAN_C_API kvplan_status kvplan_manager_remove_request(kvplan_manager* manager, int32_t request);
 /* `count` hashes of hash_bytes each of the request's next tokens, chained. */
 KVPLAN_C_API kvplan_status kvplan_manager_append_hashes(kvplan_manager* manager, int32_t request,
@@ -677,17 +684,22 @@ KVPLAN_C_API kvplan_status kvplan_manager_num_common_prefix_blocks(const kvplan_
 /* What a step has left to do. What is taken is valid until the same is taken again. */
 
 KVPLAN_C_API kvplan_status kvplan_manager_new_step_starts(kvplan_manager* manager);
-/* Blocks to zero before use. */
+/* Blocks to zero before use; refused with slices if there are any. */
 KVPLAN_C_API kvplan_status kvplan_manager_take_new_block_ids(kvplan_manager* manager,
                                                              const int32_t** blocks, size_t* count);
+KVPLAN_C_API kvplan_status kvplan_manager_take_group_block_ids(kvplan_manager* manager,
+                                                               size_t group, const int32_t** blocks,
+                                                               size_t* count);
 KVPLAN_C_API kvplan_status kvplan_manager_record_blocks_for_zeroing(kvplan_manager* manager,
                                                                     int32_t request,
                                                                     int64_t start_token);
 typedef struct kvplan_block_copy {
   int32_t source;
   int32_t destination;
+  int32_t group;
 } kvplan_block_copy;
-/* Copies to make before the step runs. Both ends are held until kvplan_pool_free gets them. */
+/* Copies to make before the step runs. Both ends are held until kvplan_pool_free, or with slices
+ * kvplan_sliced_pool_free, gets them. */
 KVPLAN_C_API kvplan_status kvplan_manager_take_copies(kvplan_manager* manager,
                                                       const kvplan_block_copy** copies,
                                                       size_t* count);

@@ -10,6 +10,7 @@
 
 #include "kvplan/block_pool.h"
 #include "kvplan/export.h"
+#include "kvplan/sliced_block_pool.h"
 #include "kvplan/spec.h"
 
 namespace kvplan {
@@ -48,6 +49,9 @@ struct CacheGroup {
   std::optional<int64_t> prefill_checkpoint_alignment;
   /// Groups with equal specs are looked up together: each names the first of them. None: alone.
   std::optional<size_t> same_spec_as;
+  /// Blocks that the group cuts each block of the pool into. Where any group cuts, the pool is a
+  /// `SlicedBlockPool`.
+  int64_t slices = 1;
 };
 
 /// The group of a spec. Throws `Unsupported` for HiSparse, encoder-only and custom specs.
@@ -70,7 +74,7 @@ KVPLAN_API int64_t blocks_for_hit(const CacheGroup& group, int64_t num_tokens,
 
 struct CacheManagerOptions {
   std::vector<CacheGroup> groups;
-  int64_t num_blocks = 0;  ///< of the pool, the null block included
+  int64_t num_blocks = 0;  ///< of the pool, the null block included; with slices, large ones
   int64_t max_model_len = 0;
   /// Tokens: a multiple of every group's block, on which hits end. None: the least common multiple.
   std::optional<int64_t> scheduler_block_size;
@@ -147,6 +151,7 @@ struct Allocation {
 struct BlockCopy {
   BlockId source = kNullBlock;
   BlockId destination = kNullBlock;
+  int32_t group = 0;
   friend bool operator==(const BlockCopy&, const BlockCopy&) = default;
 };
 
@@ -244,6 +249,13 @@ class BlockTableView {
 /// have changed nothing then. A request that does not fit is no error: `allocate` returns false,
 /// `schedule` says where it stopped.
 ///
+/// With slices, the pool's large blocks are counted: admission, watermark, `reserved_blocks` and
+/// usage. All groups of a request get their blocks, or none does. A request that fits an empty pool
+/// may find its blocks in more large blocks than they fill. So that it need not wait for ever,
+/// `allocate` empties the prefix cache where nothing is in use and it does not fit; and a request
+/// that does not fit although nobody else has blocks is to be freed, as when it is preempted: it
+/// starts again in an emptied pool, and has it for itself until it ends (`starts_again`).
+///
 /// One writer: calls must not overlap, `counters` aside. In a step that crosses no block boundary
 /// nothing is allocated on the heap.
 class KVPLAN_API CacheManager {
@@ -251,6 +263,7 @@ class KVPLAN_API CacheManager {
   explicit CacheManager(const CacheManagerOptions& options);
   /// Takes its blocks from `pool`, whose size and caching are those of the options.
   CacheManager(const CacheManagerOptions& options, std::shared_ptr<BlockPool> pool);
+  CacheManager(const CacheManagerOptions& options, std::shared_ptr<SlicedBlockPool> pool);
   ~CacheManager();
   CacheManager(CacheManager&&) noexcept;
   CacheManager& operator=(CacheManager&&) noexcept;
@@ -269,8 +282,19 @@ class KVPLAN_API CacheManager {
   bool enable_partial_hits() const noexcept;
   bool mamba_shared_prefix_checkpoint() const noexcept;
   int64_t watermark_blocks() const noexcept;
-  BlockPool& pool() noexcept;
-  const BlockPool& pool() const noexcept;
+  bool is_sliced() const noexcept;
+  /// These throw `Unsupported` where the pool is the other one.
+  BlockPool& pool();
+  const BlockPool& pool() const;
+  SlicedBlockPool& sliced_pool();
+  const SlicedBlockPool& sliced_pool() const;
+  std::shared_ptr<BlockPool> share_pool() const;
+  std::shared_ptr<SlicedBlockPool> share_sliced_pool() const;
+  /// Blocks of the pool, and those in nobody's use; with slices, large ones.
+  int64_t num_blocks() const noexcept;
+  int64_t num_free_blocks() const noexcept;
+  /// Blocks of each group that are cached, in use or not. O(blocks).
+  std::vector<int64_t> num_cached_blocks() const;
 
   // Requests and their hashes.
 
@@ -311,7 +335,8 @@ class KVPLAN_API CacheManager {
   // Allocation.
 
   /// Drops what windows have left behind, takes over the hit's blocks, takes new ones, and commits
-  /// what becomes full. False if the blocks do not fit; then nothing but the drop has happened.
+  /// what becomes full. False if the blocks do not fit; then nothing but the drop has happened
+  /// (with slices, see above).
   /// Mirrors KVCacheManager.allocate_slots (0.33).
   bool allocate(RequestHandle request, const RequestTokens& tokens, const Allocation& allocation,
                 const PrefixHit* hit = nullptr);
@@ -323,6 +348,8 @@ class KVPLAN_API CacheManager {
   /// `allocate` has nothing to do and returns no blocks, so it need not be called. 0 for an unknown
   /// request.
   int64_t quiet_until(RequestHandle request) const noexcept;
+  /// With slices: whether the request is to be freed, to start again with the pool to itself.
+  bool starts_again(RequestHandle request) const noexcept;
   /// One decode step: `allocate` for each request in order, until one does not fit.
   StepResult schedule(const DecodeStep& step, std::span<AppendedBlock> appended);
   /// Blocks that an allocation of so many tokens would take from the pool; more than the pool has
@@ -363,9 +390,11 @@ class KVPLAN_API CacheManager {
   /// Frees all blocks; the request stays known, with its hashes, and can be allocated again.
   void free(RequestHandle request);
   /// As above, but the blocks stay held: `out` has them in the order of allocation, to be given to
-  /// `pool().free_blocks` in reverse.
+  /// `pool().free_blocks` in reverse. Throws `Unsupported` with slices.
   void pop_blocks_for_free(RequestHandle request, std::vector<BlockId>& out);
+  /// Throws `Unsupported` with slices, where an id needs its group.
   void evict_blocks(std::span<const BlockId> blocks);
+  void evict_blocks(size_t group, std::span<const BlockId> blocks);
   /// Forgets everything cached. False, and nothing happens, while a block is in use.
   bool reset_prefix_cache();
 
@@ -385,21 +414,23 @@ class KVPLAN_API CacheManager {
 
   /// Forgets what this step has cached: states of this step cannot be read before the next.
   void new_step_starts() noexcept;
-  /// Blocks to zero before use, group after group.
+  /// Blocks to zero before use, group after group. Throws `Unsupported` with slices, where an id
+  /// needs its group, unless there are none.
   std::vector<BlockId> take_new_block_ids();
+  std::vector<BlockId> take_new_block_ids(size_t group);
   /// Reports blocks from `start_token` on, a multiple of every reported group's block, once more.
   void record_blocks_for_zeroing(RequestHandle request, int64_t start_token);
-  /// Copies to make before the step runs. Both ends are held until the caller gives them to
-  /// `pool().free_blocks`, source before destination.
+  /// Copies to make before the step runs. Both ends are held until `free_copies`.
   std::vector<BlockCopy> take_copies();
+  void free_copies(std::span<const BlockCopy> copies);
   bool has_copies() const noexcept;
   std::vector<BoundaryState> take_boundary_states();
   /// States of a finished request that end at its last token.
   std::vector<BoundaryState> finalize_partial_tails(RequestHandle request,
                                                     int64_t num_computed_tokens,
                                                     int64_t num_in_flight_tokens);
-  std::vector<BlockPoolEvent> take_events() { return pool().take_events(); }
-  double usage() const noexcept { return pool().usage(); }
+  std::vector<BlockPoolEvent> take_events();
+  double usage() const noexcept;
   /// For any thread. What is done to the pool alone counts with the manager's next call.
   CacheManagerCounters counters() const noexcept;
 

@@ -16,8 +16,8 @@ KVPLAN_API BlockPool make_pool(const Plan& plan, BlockPoolOptions options = {});
 /// The same for any plan; without slices each block of the pool is one block of one group.
 KVPLAN_API SlicedBlockPool make_sliced_pool(const Plan& plan, SlicedBlockPoolOptions options = {});
 
-/// What a plan decides about its `CacheManager`: groups, block sizes, hash unit, tokens in flight,
-/// EAGLE, context parallelism, retention and zeroing, as the scheduler of
+/// What a plan decides about its `CacheManager`: groups and their slices, block sizes, hash unit,
+/// tokens in flight, EAGLE, context parallelism, retention and zeroing, as the scheduler of
 /// vllm/v1/core/sched/scheduler.py (0.33) takes them from its configuration. The rest (events,
 /// watermark, ...) is at its default and the caller's to change.
 ///
@@ -25,7 +25,7 @@ KVPLAN_API SlicedBlockPool make_sliced_pool(const Plan& plan, SlicedBlockPoolOpt
 /// drafter reads, `num_hash_lookahead_tokens`, and no matched block is dropped. False: a hash
 /// covers its block alone. Without a drafter that drops blocks it is the same.
 ///
-/// Throws `Unsupported` for a group that the manager has no policy for, and for slices.
+/// Throws `Unsupported` for a group that the manager has no policy for.
 KVPLAN_API CacheManagerOptions cache_manager_options(const Plan& plan,
                                                      bool lookahead_hashes = true);
 

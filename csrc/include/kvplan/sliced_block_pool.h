@@ -131,6 +131,7 @@ class KVPLAN_API SlicedBlockPool {
   /// hold. The difference to `usage()` is what lies in large blocks that are partly in use.
   double slice_usage() const noexcept;
   bool enable_caching() const noexcept;
+  bool enable_events() const noexcept;
   /// Bytes reserved for records of slices and large blocks, hash index and secondary keys.
   int64_t memory_bytes() const noexcept;
 
@@ -161,6 +162,8 @@ class KVPLAN_API SlicedBlockPool {
   /// One holder less for each block; in a large block, cached slices that become free are evicted
   /// in the order in which they were freed. Null blocks are skipped.
   void free_blocks(PoolGroupId group_id, std::span<const BlockId> blocks);
+  /// As above for one group after another, but all or none.
+  void free_blocks(std::span<const GroupBlocks> batches);
   /// Like `free_blocks`, but the contents stay as long as those of cached blocks do, and `on_reuse`
   /// is called when they are given up: for another block, for moves, or as the prefix cache is
   /// reset. No null blocks. A block that moves takes its callbacks along; one that is unpinned
@@ -217,6 +220,7 @@ class KVPLAN_API SlicedBlockPool {
                       std::span<BlockId> out) const;
   /// As `BlockPool::cache_full_blocks`; blocks must be in use.
   void cache_full_blocks(const FullBlocks& full);
+  void cache_full_blocks(const FullBlocks& full, const FullBlockColumns& columns);
   /// As `BlockPool::cache_partial_block`; the block must be in use.
   bool cache_partial_block(const PartialBlock& partial);
   /// Re-points all hashes of `src` to `dst`, which must be in use and have none. No events. A free
@@ -226,6 +230,9 @@ class KVPLAN_API SlicedBlockPool {
   void evict_blocks(PoolGroupId group_id, std::span<const BlockId> blocks);
   /// Forgets everything cached. False, and nothing happens, while a block is in use.
   bool reset_prefix_cache();
+  /// As `BlockPool::emit_stored_event`.
+  void emit_stored_event(std::span<const std::string_view> hashes, int64_t block_size,
+                         PoolGroupId group_id);
   std::vector<BlockPoolEvent> take_events();
   bool has_events() const noexcept;
 
@@ -236,6 +243,7 @@ class KVPLAN_API SlicedBlockPool {
   bool is_free(PoolGroupId group_id, BlockId block) const;
   /// A view into the pool: valid until the pool is changed. Empty if the block has none.
   std::string_view block_hash(PoolGroupId group_id, BlockId block) const;
+  std::optional<int64_t> block_hash_num_tokens(PoolGroupId group_id, BlockId block) const;
   /// Distinct hashes in the prefix cache, of all groups.
   int64_t num_cached_hashes() const noexcept;
 
