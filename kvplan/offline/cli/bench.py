@@ -14,7 +14,7 @@ from kvplan.bench.report import Report, Row, ratios
 from kvplan.offline.cli import pictures
 from kvplan.offline.cli.failures import FITS, BadInput, counted, refuse_unknown
 from kvplan.offline.cli.files import refuse_other_kind
-from kvplan.offline.cli.param_types import NAME_LIST, RANK_LIST, NumberIn, parse_ranks
+from kvplan.offline.cli.param_types import FILE, NAME_LIST, RANK_LIST, NumberIn, parse_ranks
 from kvplan.offline.cli.pictures import CHART_HELP
 from kvplan.offline.cli.sizes import format_size
 from kvplan.offline.cli.terminal import Column, FittingTable
@@ -77,9 +77,7 @@ WORKERS = "1,8,64,1024"
     help="An earlier --json file: show how much faster each row is now.",
 )
 @click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help=f"Draw planning against workers into this file: {CHART_HELP}.",
+    "--plot", type=FILE, help=f"Draw planning against workers into this file: {CHART_HELP}."
 )
 @click.option("--from", "recorded", type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help="Show an earlier --json file instead of measuring.")  # fmt: skip

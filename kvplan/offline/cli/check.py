@@ -17,6 +17,7 @@ from kvplan import specs as native
 from kvplan.check import check_kv_cache_configs
 from kvplan.offline.cli.failures import FITS, BadInput, counted, say_on_stderr
 from kvplan.offline.cli.files import refuse_other_kind
+from kvplan.offline.cli.param_types import FILE
 
 BROKEN = 1
 MAX_FILE_BYTES = 256 << 20
@@ -81,7 +82,7 @@ class PlanFile(Struct):
 
 
 @click.command("check", epilog=EPILOG)
-@click.argument("plan_file", metavar="PLAN.json", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("plan_file", metavar="PLAN.json", type=FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print the broken rules as JSON.")
 def command(plan_file: Path, as_json: bool) -> int:
     """Check the placement in PLAN.json, as 'kvplan plan --json' writes it.

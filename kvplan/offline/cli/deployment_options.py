@@ -16,6 +16,7 @@ from kvplan.offline.cli.failures import BadInput
 from kvplan.offline.cli.files import refuse_other_kind, warn_if_shadowed
 from kvplan.offline.cli.param_types import (
     COUNTS,
+    FILE,
     JSON_OBJECT,
     LAYERS,
     LENGTH,
@@ -89,33 +90,19 @@ def _kv_cache_dtypes() -> Sequence[str]:
     return KV_CACHE_DTYPES
 
 
+def _count(*names: str, help: str, default: int = 1) -> Callable[..., Any]:
+    """An option for how many there are of something."""
+    return click.option(*names, type=POSITIVE, default=default, show_default=True, help=help)
+
+
 #: Options of `ModelOptions`, which change the specs of a model.
 MODEL_OPTIONS = (
-    click.option(
-        "--tp",
-        "--tensor-parallel-size",
-        "tensor_parallel_size",
-        type=POSITIVE,
-        default=1,
-        show_default=True,
-        help="Tensor parallel ranks.",
-    ),
-    click.option(
-        "--pp",
-        "--pipeline-parallel-size",
-        "pipeline_parallel_size",
-        type=POSITIVE,
-        default=1,
-        show_default=True,
-        help="Pipeline stages.",
-    ),
-    click.option(
+    _count("--tp", "--tensor-parallel-size", "tensor_parallel_size", help="Tensor parallel ranks."),
+    _count("--pp", "--pipeline-parallel-size", "pipeline_parallel_size", help="Pipeline stages."),
+    _count(
         "--dcp",
         "--decode-context-parallel-size",
         "decode_context_parallel_size",
-        type=POSITIVE,
-        default=1,
-        show_default=True,
         help="Decode context parallel ranks; divides --tp.",
     ),
     click.option(
@@ -327,20 +314,8 @@ ESTIMATE_OPTIONS = (
         "--enable-expert-parallel", is_flag=True, help="Whole experts on each GPU, not slices."
     ),
     click.option("--enable-lora", is_flag=True, help="Keep room for LoRA adapters."),
-    click.option(
-        "--max-loras",
-        type=POSITIVE,
-        default=1,
-        show_default=True,
-        help="Adapters that may be active at once.",
-    ),
-    click.option(
-        "--max-lora-rank",
-        type=POSITIVE,
-        default=16,
-        show_default=True,
-        help="Rank of an adapter at most.",
-    ),
+    _count("--max-loras", help="Adapters that may be active at once."),
+    _count("--max-lora-rank", help="Rank of an adapter at most.", default=16),
     click.option(
         "--vllm-version",
         type=Parsed("version", _version),
@@ -358,13 +333,10 @@ ESTIMATE_OPTIONS = (
 
 #: Options of a ``vllm serve`` line that change no cache of one engine.
 SERVER_OPTIONS = (
-    click.option(
+    _count(
         "--dp",
         "--data-parallel-size",
         "replicas",
-        type=POSITIVE,
-        default=1,
-        show_default=True,
         help="Engines side by side, each with the whole model and a cache of its own.",
     ),
     click.option("--quantization", help="As for vLLM; changes weights, no cache."),
@@ -373,7 +345,7 @@ SERVER_OPTIONS = (
 PRESET_OPTIONS = (
     click.option(
         "--preset",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         is_eager=True,
         callback=use_preset,
         help="A TOML file with options by their names; the command line overrides it.",

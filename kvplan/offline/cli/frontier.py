@@ -14,6 +14,7 @@ from kvplan.frontier import STEP_REQUESTS, step_seconds
 from kvplan.offline.cli.deployment_options import deployment_options, read_question
 from kvplan.offline.cli.failures import FITS
 from kvplan.offline.cli.knobs import PLENTY
+from kvplan.offline.cli.param_types import FILE
 from kvplan.offline.cli.pictures import CHART_HELP
 from kvplan.offline.cli.plan_facts import hit_unit
 from kvplan.offline.cli.question import PlannerInput
@@ -50,11 +51,7 @@ Examples:
 @deployment_options
 @workload_options("Replay this load under each point: hit rate and throughput beside the tokens")
 @click.option("--json", "as_json", is_flag=True, help="Print the curve as JSON.")
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help=f"Draw the curve into this file: {CHART_HELP}.",
-)
+@click.option("--plot", type=FILE, help=f"Draw the curve into this file: {CHART_HELP}.")
 def command(as_json: bool, plot: Path | None, **values: Any) -> int:
     """Show the groupings of MODEL that no other beats: fewer groups or more tokens.
 

@@ -12,7 +12,7 @@ import click
 from kvplan.offline.budget.gpus import find_gpu
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_stderr
 from kvplan.offline.cli.files import refuse_other_kind
-from kvplan.offline.cli.param_types import IntegerIn, ModelName, Parsed
+from kvplan.offline.cli.param_types import FILE, IntegerIn, ModelName, Parsed
 from kvplan.offline.cli.pictures import CHART_HELP
 
 EPILOG = """\b
@@ -45,14 +45,10 @@ Exit codes: 0 the engine started, 1 it did not, 2 the input is wrong.
 )
 @click.option(
     "--write-request",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Write the planner's input, as the log has it, to this file, for --request.",
 )
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help=f"Draw where the time of each start went: {CHART_HELP}.",
-)
+@click.option("--plot", type=FILE, help=f"Draw where the time of each start went: {CHART_HELP}.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
     files: tuple[str, ...],

@@ -11,6 +11,7 @@ import kvplan
 from kvplan.offline.cli.deployment_options import deployment_options, read_question
 from kvplan.offline.cli.failures import FITS, BadInput
 from kvplan.offline.cli.knobs import PLENTY, plan_with_plenty
+from kvplan.offline.cli.param_types import FILE
 from kvplan.offline.cli.pictures import HELP, check_picture, write_svg
 from kvplan.offline.cli.sizes import format_size
 
@@ -28,7 +29,7 @@ Examples:
     "-o",
     "--output",
     required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help=f"The picture: {HELP}.",
 )
 def command(output: Path, **values: Any) -> int:

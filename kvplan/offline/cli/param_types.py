@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -210,6 +211,7 @@ JSON_OBJECT = Parsed("json", _json_object)
 COUNTS = Parsed("n[,n...]", _counts)
 LAYERS = Parsed("layer[,layer...]", _layers)
 POSITIVE = Parsed("n", parse_positive)
+FILE = click.Path(path_type=Path, dir_okay=False)
 SIZE_LIST = Parsed("sizes", parse_sizes)
 LENGTH_LIST = Parsed("lengths", parse_lengths)
 TOKEN_LIST = Parsed("counts", parse_counts)

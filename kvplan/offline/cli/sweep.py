@@ -27,6 +27,7 @@ from kvplan.offline.cli.deployment_options import (
 from kvplan.offline.cli.failures import FITS, INTERRUPTED, BadInput, refuse_unknown
 from kvplan.offline.cli.files import refuse_other_kind, warn_if_shadowed
 from kvplan.offline.cli.param_types import (
+    FILE,
     LENGTH_LIST,
     NAME_LIST,
     RANK_LIST,
@@ -70,7 +71,10 @@ def _plotted() -> Sequence[str]:
     return tuple(PLOTTED)
 
 
-#: Options of 'kvplan plan' that are the same for all rows.
+#: Options of 'kvplan plan' by their parameters' names.
+_PLANS = options_by_name(*MODEL_OPTIONS, *PLANNER_OPTIONS, *ESTIMATE_OPTIONS, *SERVER_OPTIONS)
+
+#: Those that are the same for all rows.
 _SHARED = (
     *("pipeline_layer_partition", "kv_cache_dtype_skip_layers", "mamba_cache_dtype"),
     *("mamba_ssm_cache_dtype", "mamba_block_size", "dtype", "attention_backend"),
@@ -90,10 +94,14 @@ _LOAD = (
 
 def _shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that are the same for all rows."""
-    by_name = options_by_name(*MODEL_OPTIONS, *PLANNER_OPTIONS, *ESTIMATE_OPTIONS, *SERVER_OPTIONS)
     own = function.__dict__.setdefault("__click_params__", [])
-    own += [by_name[name] for name in reversed(_SHARED)]
+    own += [_PLANS[name] for name in reversed(_SHARED)]
     return function
+
+
+def _ranks(name: str, help: str) -> Callable[..., Any]:
+    """An option of 'kvplan plan' that takes a list here."""
+    return click.option(*_PLANS[name].opts, name, type=RANK_LIST, default="1", help=help)
 
 
 def jobs_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,30 +136,9 @@ def jobs_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--gpu", type=NAME_LIST, help="Instead of --memory, estimate it for each of these GPUs."
 )
-@click.option(
-    "--tp",
-    "--tensor-parallel-size",
-    "tensor_parallel_size",
-    type=RANK_LIST,
-    default="1",
-    help="Tensor parallel ranks.",
-)
-@click.option(
-    "--pp",
-    "--pipeline-parallel-size",
-    "pipeline_parallel_size",
-    type=RANK_LIST,
-    default="1",
-    help="Pipeline stages.",
-)
-@click.option(
-    "--dcp",
-    "--decode-context-parallel-size",
-    "decode_context_parallel_size",
-    type=RANK_LIST,
-    default="1",
-    help="Decode context parallel ranks.",
-)
+@_ranks("tensor_parallel_size", "Tensor parallel ranks.")
+@_ranks("pipeline_parallel_size", "Pipeline stages.")
+@_ranks("decode_context_parallel_size", "Decode context parallel ranks.")
 @click.option(
     "--max-model-len", type=LENGTH_LIST, help="Tokens, or auto; the default is the model's."
 )
@@ -168,7 +155,7 @@ def jobs_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--request",
     "request_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Plan a recorded request instead of models.",
 )
 @click.option(
@@ -180,7 +167,7 @@ def jobs_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option(
     "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Draw the answers against the context length, or else against another option with several "
     f"numbers, a line for each combination of the others: {CHART_HELP}.",
 )
