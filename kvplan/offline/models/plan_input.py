@@ -165,8 +165,11 @@ def read_layers(model: ModelConfig, options: ModelOptions) -> ReadLayers:
     name, row = find_architecture(overridden.architectures)
     text = text_view(root)
     dtype = activation_dtype(root, text, options)
-    family, layers = _family_layers(name, row, root, text, options, dtype)
-    return ReadLayers(root, text, name, family, row, layers, dtype)
+    if row.traits.single_stage and options.pipeline_parallel_size > 1:
+        raise ModelError(f"vLLM does not run {name} in pipeline stages; give --pp 1")
+    context, layers = model_layers(name, row, root, text, options, dtype)
+    drafted = with_drafter(context, layers)
+    return ReadLayers(root, text, name, context.family, row, drafted, dtype)
 
 
 def kv_cache_specs(
@@ -186,7 +189,7 @@ def kv_cache_specs(
     read = read_layers(model, options)
     root, text, dtype, layers = read.root, read.text, read.dtype, read.layers
     name, architecture = read.architecture, read.row
-    num_heads = _num_heads(text, layers)
+    num_heads = 0 if layers.is_attention_free else text.num_heads
     if num_heads:
         check_attention_heads(num_heads, options.tensor_parallel_size)
         check_mlp_width(name, text, num_heads, options.tensor_parallel_size)
@@ -330,26 +333,6 @@ def _overridden(values: dict[str, Any], overrides: Any) -> dict[str, Any]:
             value = _overridden(inner, value)
         merged[key] = value
     return merged
-
-
-def _family_layers(
-    name: str,
-    architecture: Architecture,
-    root: ConfigView,
-    text: ConfigView,
-    options: ModelOptions,
-    dtype: str,
-) -> tuple[str, ModelLayers]:
-    if architecture.traits.single_stage and options.pipeline_parallel_size > 1:
-        raise ModelError(f"vLLM does not run {name} in pipeline stages; give --pp 1")
-    context, model = model_layers(name, architecture, root, text, options, dtype)
-    return context.family, with_drafter(context, model)
-
-
-def _num_heads(text: ConfigView, layers: ModelLayers) -> int:
-    if layers.is_attention_free:
-        return 0
-    return text.num_heads
 
 
 def _rope_dim(text: ConfigView) -> int | None:

@@ -172,44 +172,38 @@ class Resolution:
                 "linear": "BAILING_LINEAR_ATTN",
                 "gdn_attn": "GDN_ATTN",
             }[layer.mamba_type]
+        assert isinstance(layer, (MLALayer, AttentionLayer))
+        own: dict[str, Any]
         if isinstance(layer, MLALayer):
-            needs = BackendNeeds(
-                head_size=layer.head_size,
-                kv_cache_dtype=self.layer_cache_dtype(layer),
-                uses_mla=True,
-                is_sparse=layer.is_sparse,
-                num_heads=max(1, self.num_heads // self.tp),
-                uses_dcp=self.options.decode_context_parallel_size > 1,
-                dtype=self.dtype,
-            )
-            sinks = layer.backend_with_sinks
-            if sinks is not None and can_run(sinks, needs, self.capability):
-                return sinks
-            return choose_backend(needs, self.capability, self.options.attention_backend)
-        assert isinstance(layer, AttentionLayer)
-        if layer.backend is not None:
+            own = {"uses_mla": True, "is_sparse": layer.is_sparse}
+        elif layer.backend is not None:
             return layer.backend
+        else:
+            own = {
+                "has_sinks": layer.has_sinks,
+                "mm_prefix": self.model.mm_prefix,
+                "asymmetric": layer.head_size_v not in (None, layer.head_size),
+            }
         needs = BackendNeeds(
             head_size=layer.head_size,
             kv_cache_dtype=self.layer_cache_dtype(layer),
-            has_sinks=layer.has_sinks,
-            mm_prefix=self.model.mm_prefix,
-            asymmetric=layer.head_size_v not in (None, layer.head_size),
             num_heads=max(1, self.num_heads // self.tp),
             uses_dcp=self.options.decode_context_parallel_size > 1,
             dtype=self.dtype,
+            **own,
         )
+        sinks = layer.backend_with_sinks if isinstance(layer, MLALayer) else None
+        if sinks is not None and can_run(sinks, needs, self.capability):
+            return sinks
         return choose_backend(needs, self.capability, self.options.attention_backend)
 
     def kernel_sizes(self, backend: AttentionBackend, *, is_quantized: bool = False) -> tuple:
         """Kernel block sizes of a backend on this GPU."""
-        heads = self.num_heads // self.tp
-        kv_heads = max(1, self.model.page_kv_heads // self.tp)
         return supported_kernel_block_sizes(
             backend.name,
             device_capability=self.capability,
             is_quantized=is_quantized,
-            uses_trtllm_attention=heads > kv_heads and heads % kv_heads == 0,
+            uses_trtllm_attention=self.uses_trtllm,
         )
 
     @cached_property
