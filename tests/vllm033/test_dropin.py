@@ -233,8 +233,25 @@ def plans_alike(config, specs, memory, groups):
     return report.stats()["native"].get("get_kv_cache_configs", 0)
 
 
-def test_specs_from_other_processes_plan_alike():
-    """Nothing of one worker's specs, not even a number or a name, is an object of another's."""
+def from_another_process(worker, seed):
+    """Nothing of a spec, not even a number or a name, is an object of another's."""
+    return pickle.loads(pickle.dumps(worker))
+
+
+def with_own_keys(worker, seed):
+    """Of some, the fields lie in another order, in a dictionary that shares nothing with others."""
+    for i, spec in enumerate(worker.values()):
+        if i % 3 != seed % 3:
+            vars(spec)["later"] = None
+            del vars(spec)["later"]
+            fields = dict(reversed(list(vars(spec).items())))
+            vars(spec).clear()
+            vars(spec).update(fields)
+    return worker
+
+
+@pytest.mark.parametrize("kept", [from_another_process, with_own_keys])
+def test_specs_plan_alike_however_python_keeps_them(kept):
     answered = 0
     for seed in range(60):
         request = random_request(seed)
@@ -242,44 +259,7 @@ def test_specs_from_other_processes_plan_alike():
         try:
             config, specs, memory = oracle.inputs(request)
             own = [{n: dataclasses.replace(s) for n, s in worker.items()} for worker in specs]
-            own = [pickle.loads(pickle.dumps(worker)) for worker in own]
-            with stock_mode():
-                expected = planning.get_global_kv_cache_groups(config, own)
-        except Exception:
-            continue  # vLLM refuses the model
-        groups = planning.get_global_kv_cache_groups(config, own)
-        assert verify.difference(groups, expected) is None
-        try:
-            with stock_mode():
-                planning.get_kv_cache_configs(config, own, memory, groups)
-        except Exception:
-            continue  # it does not fit
-        answered += plans_alike(config, own, memory, groups)
-    assert answered > 20
-
-
-def own_keys(spec):
-    """The same spec, its fields in a dictionary that shares nothing with others of its class."""
-    vars(spec)["later"] = None
-    del vars(spec)["later"]
-    fields = dict(reversed(list(vars(spec).items())))
-    vars(spec).clear()
-    vars(spec).update(fields)
-    return spec
-
-
-def test_specs_plan_alike_however_python_keeps_their_fields():
-    """Shared between the objects of a class or not, and in any order, all of it in one dict."""
-    answered = 0
-    for seed in range(60):
-        request = random_request(seed)
-        try:
-            config, specs, memory = oracle.inputs(request)
-            own = [{n: dataclasses.replace(s) for n, s in worker.items()} for worker in specs]
-            for worker in own:
-                for i, spec in enumerate(worker.values()):
-                    if i % 3 != seed % 3:
-                        own_keys(spec)
+            own = [kept(worker, seed) for worker in own]
             with stock_mode():
                 expected = planning.get_global_kv_cache_groups(config, own)
                 planning.get_kv_cache_configs(config, own, memory, expected)
