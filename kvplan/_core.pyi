@@ -2025,8 +2025,11 @@ def replay(
     async_scheduling: bool = True,
     max_concurrent_batches: int = 2,
     num_lookahead_tokens: int = 0,
+    num_drafts: int = 0,
+    acceptance: float = 0.0,
     watermark: float = 0.0,
-    step_time: typing.Annotated[collections.abc.Sequence[float], "FixedSize(5)"] = [
+    step_time: typing.Annotated[collections.abc.Sequence[float], "FixedSize(6)"] = [
+        0.0,
         0.0,
         0.0,
         0.0,
@@ -2035,6 +2038,8 @@ def replay(
     ],
     max_samples: int = 300,
     count_evictions: bool = False,
+    late_after: float = ...,
+    most_late: int = 0,
     go_on: typing.Any = None,
 ) -> dict:
     """
@@ -2043,7 +2048,8 @@ def replay(
     A request's tokens are parts of texts (num_parts of each request, then the texts and lengths of all
     in order; its outputs are tokens of output_texts), or token_ids: prompt and outputs of each request,
     one after another. arrivals are seconds and ascend. step_time: seconds a step, a token, a sequence, a
-    token of context, and a group. go_on(number of requests that are done) -> False ends the replay.
+    token of context, a group, and a group of a sequence. go_on(number of requests that are done) -> False ends the replay; so do more than most_late requests
+    whose first token came later than late_after seconds.
 
     Returns a dict of numbers, with arrays for "requests" (end: 0 finished, 1 too long, 2 no room, 3
     unfinished) and "samples", the load over time.

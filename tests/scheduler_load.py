@@ -342,7 +342,7 @@ class Server:
                 kv_connector_output=self._transfers(),
             ),
         )
-        if self.settings.num_drafts:
+        if self.settings.num_drafts and not self.settings.asynchronous:
             running = [request.request_id for request in self.scheduler.running]
             drafts = [
                 [(self._seed(name) + i) % VOCABULARY for i in range(self.settings.num_drafts)]

@@ -34,6 +34,7 @@ struct Live {
   int64_t num_in_flight = 0;
   int64_t num_stale = 0;         // of these, scheduled before a preemption
   int64_t num_placeholders = 0;  // outputs that steps in flight will sample
+  int64_t num_drafts = 0;        // to be verified by its next step
   int64_t shared_prefix_boundary = 0;
   int64_t next_hash_at = 0;  // tokens with which it has one hash more
   TextHash hash;
@@ -50,7 +51,9 @@ struct Live {
 struct Scheduled {
   Live* request = nullptr;
   int32_t num_tokens = 0;
-  Index index = 0;  // of the request: it may have ended, and its place be another's
+  Index index = 0;         // of the request: it may have ended, and its place be another's
+  int32_t num_drafts = 0;  // of the tokens
+  bool is_padded = false;  // the drafts are none, for equal rows
   bool samples = false;
 };
 
@@ -163,8 +166,9 @@ class Replay {
         now_ = trace_.requests[next_].arrival;
         continue;
       }
-      if (options_.go_on && (result_.num_steps & 0xff) == 0 && asked++ % 4 == 0 &&
-          !options_.go_on(num_done_)) {
+      const bool is_too_late = num_late_ > 0 && num_late_ > options_.most_late;
+      if (is_too_late || (options_.go_on && (result_.num_steps & 0xff) == 0 && asked++ % 4 == 0 &&
+                          !options_.go_on(num_done_))) {
         result_.ended_early = true;
         break;
       }
@@ -253,7 +257,7 @@ class Replay {
       step.requests.clear();
     }
     budget_ = options_.max_num_batched_tokens;
-    any_preempted_ = false;
+    any_preempted_ = any_prefill_ = false;
     manager_.new_step_starts();
     const auto eligible = static_cast<int64_t>(running_.size() + waiting_.size());
     threshold_ = eligible > 1 ? options_.long_prefill_token_threshold : 0;
@@ -269,7 +273,10 @@ class Replay {
       request.is_prefill_chunk =
           request.num_computed < request.num_tokens + request.num_placeholders;
       scheduled.samples = !request.is_prefill_chunk;
-      if (scheduled.samples && options_.async_scheduling) ++request.num_placeholders;
+      if (scheduled.samples && options_.async_scheduling) {
+        request.num_placeholders += 1 + scheduled.num_drafts;
+        request.num_drafts = options_.num_drafts;
+      }
     }
     if (has_states_) manager_.take_boundary_states();
     if (manager_.has_copies()) {
@@ -300,8 +307,8 @@ class Replay {
         ++i;
         continue;
       }
-      int64_t num_new =
-          limited(request.num_tokens + request.num_placeholders - request.num_computed);
+      const int64_t num_known = request.num_tokens + request.num_placeholders;
+      int64_t num_new = limited(num_known + request.num_drafts - request.num_computed);
       num_new = std::min({num_new, budget_, max_model_len_ - request.num_computed - 1});
       if (split_) num_new = split_->clip(request.tokens(), request.num_computed, num_new);
       num_new = keep_lookahead(request, request.num_computed, num_new);
@@ -315,7 +322,14 @@ class Replay {
         if (options_.priority_policy && request.status == Live::Status::kPreempted) continue;
         break;
       }
-      step.requests.push_back({&request, static_cast<int32_t>(num_new), request.index, false});
+      const int64_t num_drafts =
+          std::clamp<int64_t>(request.num_computed + num_new - num_known, 0, request.num_drafts);
+      request.num_drafts = 0;
+      any_prefill_ |= request.is_prefill_chunk;
+      step.requests.push_back({.request = &request,
+                               .num_tokens = static_cast<int32_t>(num_new),
+                               .index = request.index,
+                               .num_drafts = static_cast<int32_t>(num_drafts)});
       budget_ -= num_new;
       ++i;
     }
@@ -361,6 +375,7 @@ class Replay {
     request.num_computed = 0;
     request.num_stale = request.num_in_flight;
     request.num_placeholders = 0;
+    request.num_drafts = 0;
     ++result_.requests[request.index].preemptions;
     ++num_preemptions_;
     any_preempted_ = true;
@@ -370,6 +385,7 @@ class Replay {
 
   void schedule_waiting(Step& step) {
     skipped_.clear();
+    const bool any_running = !step.requests.empty();
     while (budget_ > 0 && !waiting_.empty() &&
            static_cast<int64_t>(running_.size()) < options_.max_num_seqs) {
       Live& request = *waiting_.front();
@@ -390,13 +406,26 @@ class Replay {
       const int64_t num_hit = computed;
       const int64_t num_replayed = std::min(options_.prefix_replay_tokens, computed);
       computed -= num_replayed;
-      int64_t num_new = limited(request.num_tokens - computed);
+      int64_t num_new = request.num_tokens - computed;
+      // A decoding request begins with as many rows as the others have.
+      const int64_t padded = 1 + options_.num_drafts;
+      bool is_padded = options_.num_drafts > 0 && num_new == 1 && !any_prefill_ &&
+                       (any_running || computed > 0) && computed + padded + 1 <= max_model_len_;
+      if (is_padded) {
+        if (padded > budget_) break;
+        num_new = padded;
+      }
+      num_new = limited(num_new);
       if (!options_.enable_chunked_prefill && num_new > budget_) break;
       num_new = std::min(num_new, budget_);
       if (split_) {
         RequestTokens tokens = request.tokens();
         num_new = split_->clip(tokens, num_hit, num_new);
         if (num_new == 0) break;
+        if (is_padded && num_new != padded) {
+          num_new = 1;
+          is_padded = false;
+        }
       }
       num_new = keep_lookahead(request, computed, num_new);
       if (num_new == 0) {
@@ -416,7 +445,12 @@ class Replay {
       waiting_.pop();
       running_.push_back(&request);
       request.num_computed = computed;
-      step.requests.push_back({&request, static_cast<int32_t>(num_new), request.index, false});
+      step.requests.push_back(
+          {.request = &request,
+           .num_tokens = static_cast<int32_t>(num_new),
+           .index = request.index,
+           .num_drafts = is_padded ? static_cast<int32_t>(options_.num_drafts) : 0,
+           .is_padded = is_padded});
       budget_ -= num_new;
     }
     for (auto it = skipped_.rbegin(); it != skipped_.rend(); ++it) waiting_.put_back(*it);
@@ -431,11 +465,13 @@ class Replay {
     const bool again = request.status == Live::Status::kPreempted;
     if (enable_caching_) {
       manager_.record_prefix_cache_stats(request.num_tokens, num_hit, again);
-      num_query_tokens_ += request.num_tokens;
-      num_hit_tokens_ += num_hit;
     }
     request.status = Live::Status::kRunning;
     if (again) return;
+    if (enable_caching_) {
+      num_query_tokens_ += request.num_tokens;
+      num_hit_tokens_ += num_hit;
+    }
     RequestOutcome& outcome = result_.requests[request.index];
     outcome.hit_tokens = num_hit;
     outcome.admitted = now_;
@@ -451,10 +487,13 @@ class Replay {
       num_context += scheduled.request->num_computed;
     }
     const StepTime& cost = options_.step_time;
+    const auto num_groups = static_cast<double>(manager_.num_groups());
+    const auto num_sequences = static_cast<double>(step.requests.size());
     const double seconds = cost.base + cost.per_token * static_cast<double>(num_tokens) +
-                           cost.per_sequence * static_cast<double>(step.requests.size()) +
+                           cost.per_sequence * num_sequences +
                            cost.per_context_token * static_cast<double>(num_context) +
-                           cost.per_group * static_cast<double>(manager_.num_groups());
+                           cost.per_group * num_groups +
+                           cost.per_group_row * num_groups * num_sequences;
     // The device runs one step after another.
     step.ends = std::max(now_, steps_.empty() ? now_ : steps_.back().ends) + seconds;
     steps_.push_back(std::move(step));
@@ -476,6 +515,7 @@ class Replay {
     steps_.pop_front();
     now_ = std::max(now_, step.ends);
     bool any_ended = false;
+    const bool is_drafting = options_.num_drafts > 0 && !options_.async_scheduling;
     for (const Scheduled& scheduled : step.requests) {
       Live& request = *scheduled.request;
       if (request.index != scheduled.index) continue;
@@ -484,13 +524,28 @@ class Replay {
       if (is_stale) request.num_stale -= scheduled.num_tokens;
       if (!scheduled.samples) continue;
       const bool had_placeholders = request.num_placeholders > 0;
-      ++request.num_tokens;
-      if (!is_stale && had_placeholders) --request.num_placeholders;
+      const bool was_prompt = request.num_tokens == request.num_prompt_tokens;
+      const int64_t num_sampled = 1 + num_accepted(scheduled);
+      const int64_t num_new = std::min(num_sampled, request.end_tokens - request.num_tokens);
+      request.num_tokens += num_new;
+      if (!is_stale) {
+        const int64_t num_rejected = 1 + scheduled.num_drafts - num_new;  // or behind the end
+        if (request.num_computed > 0) request.num_computed -= num_rejected;
+        if (had_placeholders) request.num_placeholders -= 1 + scheduled.num_drafts;
+        if (is_drafting && request.status == Live::Status::kRunning) {
+          request.num_drafts = request.is_prefill_chunk ? 0 : options_.num_drafts;
+        }
+      }
       if (request.num_tokens >= request.next_hash_at) add_hashes(request);
       RequestOutcome& outcome = result_.requests[request.index];
-      if (request.num_tokens == request.num_prompt_tokens + 1) outcome.first_token = now_;
+      if (was_prompt) {
+        outcome.first_token = now_;
+        const double waited = now_ - trace_.requests[request.index].arrival;
+        if (waited > options_.late_after) ++num_late_;
+      }
       const bool is_running = request.status == Live::Status::kRunning;
-      if (enable_caching_ && !is_stale && is_running && had_placeholders) {
+      if (enable_caching_ && !is_stale && is_running &&
+          (had_placeholders || options_.num_drafts > 0)) {
         const int64_t settled = request.num_computed - request.num_in_flight;
         if (settled >= manager_.quiet_until(request.handle)) {
           manager_.commit(request.handle, request.tokens(), settled);
@@ -507,6 +562,25 @@ class Replay {
       });
     }
     spare_.push_back(std::move(step));
+  }
+
+  /// Drafts up to the first that is rejected. Whether one is follows from the request and the
+  /// position alone, so that it is the same under every plan.
+  int64_t num_accepted(const Scheduled& scheduled) const {
+    if (scheduled.is_padded) return 0;
+    int64_t count = 0;
+    while (count < scheduled.num_drafts) {
+      // splitmix64
+      uint64_t x = (uint64_t{scheduled.index} << 32U) +
+                   static_cast<uint64_t>(scheduled.request->num_tokens + count);
+      x += 0x9e3779b97f4a7c15U;
+      x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9U;
+      x = (x ^ (x >> 27U)) * 0x94d049bb133111ebU;
+      x ^= x >> 31U;
+      if (static_cast<double>(x >> 11U) * 0x1p-53 >= options_.acceptance) break;
+      ++count;
+    }
+    return count;
   }
 
   /// No step is in flight and none could be scheduled, where a server would wait for ever: the
@@ -580,9 +654,11 @@ class Replay {
   double now_ = 0;
   size_t next_ = 0;  // request to arrive
   size_t num_done_ = 0;
+  size_t num_late_ = 0;
   int64_t budget_ = 0;
   int64_t threshold_ = 0;
   bool any_preempted_ = false;  // in this step
+  bool any_prefill_ = false;    // among those that ran and are in this step
   Live* last_preempted_ = nullptr;
   int64_t num_preemptions_ = 0;
   int64_t num_query_tokens_ = 0;
@@ -610,10 +686,13 @@ void check(const ReplayOptions& options) {
   positive("block_size", options.block_size);
   count("long_prefill_token_threshold", options.long_prefill_token_threshold);
   count("num_lookahead_tokens", options.num_lookahead_tokens);
+  count("num_drafts", options.num_drafts);
+  require_number(options.acceptance >= 0 && options.acceptance <= 1, "acceptance",
+                 std::to_string(options.acceptance), "0 to 1");
   count("prefix_replay_tokens", options.prefix_replay_tokens);
   const StepTime& cost = options.step_time;
-  for (const double seconds :
-       {cost.base, cost.per_token, cost.per_sequence, cost.per_context_token, cost.per_group}) {
+  for (const double seconds : {cost.base, cost.per_token, cost.per_sequence, cost.per_context_token,
+                               cost.per_group, cost.per_group_row}) {
     require_number(seconds >= 0 && seconds < 1e9, "a part of step_time", std::to_string(seconds),
                    "0 to 1e9 seconds");
   }

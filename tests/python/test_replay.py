@@ -145,10 +145,47 @@ def test_a_load_that_is_none(text):
 @pytest.mark.parametrize("text", ["base=8", "tokn=3us", "base=x", "base=-1ms", "base=3min", ""])
 def test_a_step_time_that_is_none(text):
     if text == "base=8":
-        assert parse_step_time(text) == {"base": 8.0}
+        assert parse_step_time(text).parts == {"base": 8.0}
         return
     with pytest.raises(ValueError, match=r"base|part"):
         parse_step_time(text)
+
+
+def throughput_line(model, running, prompt_tokens, context, capacity):
+    """What vLLM 0.33 logs of an interval of equal steps."""
+    tokens = running + prompt_tokens
+    seconds = model.base + model.token * tokens + model.sequence * running
+    seconds += model.context * context
+    return (
+        f"INFO 12-01 10:00:00 [loggers.py:320] Engine 000: Avg prompt throughput: "
+        f"{prompt_tokens / seconds:.1f} tokens/s, Avg generation throughput: "
+        f"{running / seconds:.1f} tokens/s, Running: {running} reqs, Waiting: 0 reqs, GPU KV cache "
+        f"usage: {100 * context / capacity:.1f}%, Prefix cache hit rate: 3.0%\n"
+    )
+
+
+def test_a_step_time_is_fitted_to_a_log(tmp_path):
+    path, capacity = tmp_path / "serve.log", 500_000
+    model = StepTime(base=12e-3, token=40e-6, context=20e-9)
+    rng = random.Random(3)
+    lines = [f"INFO GPU KV cache size: {capacity:,} tokens, Maximum concurrency\n"]
+    for _ in range(30):
+        load = rng.randint(4, 200), rng.choice((0, 300, 4000)), rng.randint(10_000, capacity)
+        lines.append(throughput_line(model, *load, capacity))
+    path.write_text("".join(lines))
+    given = parse_step_time(str(path))
+    for name in ("base", "token", "context"):
+        assert given.parts[name] == pytest.approx(getattr(model, name), rel=0.02)
+    assert "fitted to 30 lines of serve.log, 0% off in the mean" in given.source
+    shown = run_cli("replay", "chat:requests=5", *MODEL, "--step-time", path).stdout
+    assert "base, token, context fitted to 30 lines" in " ".join(shown.split())
+    # Without a context that costs anything, none is made up.
+    flat = StepTime(base=12e-3, token=40e-6, context=0)
+    path.write_text("".join(throughput_line(flat, n, 0, 1000 * n, capacity) for n in range(1, 9)))
+    assert parse_step_time(str(path)).parts["context"] == 0
+    path.write_text(lines[0] + lines[1])
+    with pytest.raises(ValueError, match="has 1 lines of throughput"):
+        parse_step_time(str(path))
 
 
 def test_azures_times(tmp_path):
@@ -239,6 +276,7 @@ def test_a_file_that_breaks_off(tmp_path):
         ('{"hash_ids": ["x"], "timestamp": 5, "input_length": 5, "output_length": 1}\n', "no list"),
         ('{"prompt_tokens": 1e99}\n', "1 to"),
         ('{"prompt_tokens": true}\n', "number"),
+        ('{"prompt_tokens": "12"}\n', "prompt_tokens is a number, not '12'"),
         ('{"prompt": [-1]}\n', "token ids"),
         ('{"prompt": [1], "output": []}\n', "token ids"),
     ],
@@ -276,11 +314,32 @@ def test_the_command(tmp_path):
     assert "60 of 60 finished" in shown
 
 
+def test_drafts_that_are_accepted_save_steps():
+    drafter = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}')
+    model = ("qwen3.6-27b", "--memory", "20GiB", "--max-model-len", "16384", *drafter)
+
+    def replayed(*options):
+        answer = json.loads(
+            run_cli("replay", "chat:requests=40", *model, *options, "--json").stdout
+        )
+        assert answer["finished"] == 40
+        return answer["steps"], answer["computed_tokens"]
+
+    without = replayed()
+    none, some, all_of_them = (replayed("--acceptance", share) for share in ("0", "0.7", "1"))
+    assert none[1] > 1.5 * without[1]
+    assert without[1] == pytest.approx(all_of_them[1], rel=0.2)
+    assert none[0] > some[0] > all_of_them[0]
+    assert none[0] < 4.5 * all_of_them[0]
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (("nothing.jsonl", *MODEL), "is no file, and no load: chat, agents"),
         (("chat:x=1", *MODEL), "a load has requests, rate, seed"),
+        (("chat:seed=1e99", *MODEL), "seed is a whole number such as 500, not '1e99'"),
+        (("chat", *MODEL, "--acceptance", "0.5"), "give --speculative-config, too"),
         (("chat", "qwen3-8b"), "memory"),
         (("chat", *MODEL, "--step-time", "fast"), "base=8ms"),
     ],

@@ -7,9 +7,11 @@ from cli_runner import answer_to, run
 
 from kvplan.offline import models
 from kvplan.offline.cli.question import ModelQuestion
-from kvplan.offline.cli.workload import EQUAL, PlanSearch
+from kvplan.offline.cli.workload import EQUAL, PlanSearch, Throughput
 from kvplan.offline.replay.generate import generate
+from kvplan.offline.replay.limits import Limits, highest_rate
 from kvplan.offline.replay.run import Policy
+from kvplan.offline.replay.run import run as run_replay
 from kvplan.offline.replay.step_time import StepTime
 
 #: A plan may be this much worse than the best of all that can be made.
@@ -21,7 +23,8 @@ def search(name, load, gibibytes, requests=50):
     question = ModelQuestion(models.load(name), options, memory=(int(gibibytes * 2**30),))
     # A step's base is small, so that what the cache does decides.
     policy = Policy(step_time=StepTime(base=1e-3))
-    return PlanSearch(question, generate(load, requests=requests, rate=5.0), policy)
+    trace = generate(load, requests=requests, rate=5.0)
+    return PlanSearch(question, Throughput(trace, policy), trace.typical_tokens)
 
 
 @pytest.mark.parametrize(
@@ -35,12 +38,12 @@ def search(name, load, gibibytes, requests=50):
 def test_the_choice_is_near_the_best_and_never_below_vllms(name, load, gibibytes):
     found = search(name, load, gibibytes)
     chosen = found.best()
-    assert chosen.goodput >= found.vllms.goodput
+    assert chosen.score >= found.vllms.score
     assert chosen in found.tried
     best = found.best(exhaustive=True)
-    most = max(candidate.goodput for candidate in found.tried)
-    assert best.goodput >= most * (1 - 2 * EQUAL)
-    assert chosen.goodput >= (1 - REGRET) * best.goodput
+    most = max(candidate.score for candidate in found.tried)
+    assert best.score >= most * (1 - 2 * EQUAL)
+    assert chosen.score >= (1 - REGRET) * best.score
 
 
 def test_hits_inside_blocks_are_found_where_they_pay():
@@ -48,7 +51,7 @@ def test_hits_inside_blocks_are_found_where_they_pay():
     chosen = found.best()
     assert "--prefix-match-unit" in chosen.options
     assert chosen.report.hit_rate > found.vllms.report.hit_rate
-    assert chosen.goodput > found.vllms.goodput
+    assert chosen.score > found.vllms.score
 
 
 def test_the_command_takes_the_plan_chosen():
@@ -59,6 +62,55 @@ def test_the_command_takes_the_plan_chosen():
     assert workload["chosen"]["goodput"] >= workload["vllm"]["goodput"]
     assert answer["hit_tokens"] == workload["chosen"]["hit_tokens"]
     assert set(workload["other_loads"]) == {"agents", "documents", "mixed"}
+
+
+def test_the_highest_rate_is_found_to_a_percent():
+    for limit in (0.013, 1.0, 7.3, 900.0):
+        found = highest_rate(lambda rate, limit=limit: rate <= limit, 1.0)
+        assert limit / 1.02 < found <= limit
+    assert highest_rate(lambda _: False, 1.0) == 0.0
+
+
+def test_a_replay_that_is_late_ends():
+    load = generate("chat", requests=300, rate=200.0)
+    options = models.ModelOptions(max_model_len=32768)
+    question = ModelQuestion(models.load("gemma-3-4b"), options, memory=(2**32,))
+    plan = question.planner_input().plan()
+    whole = run_replay(plan, load, Policy(max_num_seqs=2))
+    limits = Limits(first_token=5.0)
+    assert not limits.kept(whole)
+    ended = run_replay(
+        plan, load, Policy(max_num_seqs=2), late_after=5.0, most_late=limits.most_late(300)
+    )
+    assert not limits.kept(ended)
+    assert 0 < ended.count("finished") < whole.count("finished") == 300
+    first = whole.first_token_seconds
+    assert limits.in_time(whole) <= (first <= 5.0).mean() < 0.9
+
+
+def test_the_plan_that_serves_most_requests_in_time():
+    args = ("plan", "gemma-3-27b", "--gpu", "H100", "--tp", "2", "--max-model-len", "128K")
+    args = (*args, "--workload", "documents:requests=150", "--max-first-token", "2")
+    found = json.loads(run(*args, "--json").stdout)["workload"]
+    assert found["limits"]["first_token"] == 2.0
+    assert found["chosen"]["score"] > found["vllm"]["score"] > 0
+    assert "retention" in found["chosen"]["options"]
+    shown = run(*args).stdout
+    assert "90% of the requests within 2 s to the first token" in " ".join(shown.split())
+    assert f"{found['chosen']['score']:.3g}" in shown
+
+
+def test_a_grouping_that_is_asked_for_is_one_of_those_tried():
+    args = ("--memory", "10GiB", "--max-model-len", "32K", "--workload", "chat:requests=30")
+    for model, name in (("qwen3-8b", "sliced"), ("gemma-3-27b", "compact")):
+        answer = json.loads(run("plan", model, *args, "--grouping", name, "--json").stdout)
+        own = json.loads(run("plan", model, *args, "--json").stdout)
+        assert answer["workload"]["vllm"]["options"] == ""
+        assert answer["workload"]["vllm"] == own["workload"]["vllm"]
+        chosen = answer["workload"]["chosen"]["options"]
+        assert answer["config"].get("grouping", "vllm") == (
+            "vllm" if "--grouping" not in chosen else name
+        )
 
 
 def test_a_load_that_is_none():
@@ -181,6 +233,8 @@ def test_an_engine_gets_its_share():
     [
         (("frontier", *GEMMA, "--rate", "3"), "--rate is of a replay; give --workload"),
         (("plan", *GEMMA, "--step-time", "base=1ms"), "--step-time is of a replay"),
+        (("plan", *GEMMA, "--max-token-time", "0.1"), "--max-token-time is of a replay"),
+        (("fit", *FIT[1:2], "--gpu", "H100,", "--users", "5"), "'H100,' has an empty entry"),
         (("frontier", "gemma-3-27b", *LOAD), "give the memory"),
         (("fit", *GEMMA, *LOAD, "--max-first-token", "1"), "goals of --find gpus"),
         (("fit", *GEMMA, "--find", "gpus", "--min-goodput", "1"), "goals of --find gpus"),

@@ -27,20 +27,21 @@ import kvplan
 from kvplan import _core, specs
 
 NUM_TRACES = int(os.environ.get("KVPLAN_REPLAY_TRACES", "6"))  # of each kind
-TIMES = (0.01, 0.0001, 0.0005, 1e-6, 0.002)
+TIMES = (0.01, 0.0001, 0.0005, 1e-6, 0.002, 0.0003)
 
 
 def attention(cls=specs.FullAttentionSpec, block_size=16, heads=2, **fields):
     return cls(block_size=block_size, num_kv_heads=heads, head_size=8, dtype="float16", **fields)
 
 
-def states(block_size):
+def states(block_size, num_drafts=0):
     page = attention(block_size=block_size).page_size_bytes
     return specs.MambaSpec(
         block_size=block_size,
         shapes=((8,),),
         dtypes=("float32",),
         mamba_cache_mode="align",
+        num_speculative_blocks=num_drafts,
         page_size_padded=page,
     )
 
@@ -99,14 +100,18 @@ def draw_trace(rng: random.Random) -> list[Asked]:
 class Settings:
     """What `scheduler_load.Server` is made from."""
 
-    def __init__(self, rng: random.Random, kind: str) -> None:
+    def __init__(self, rng: random.Random, kind: str, *, drafts: bool = False) -> None:
         layers = MODELS[kind]
         self.kind = kind
         self.aligned_states = any(isinstance(layer, specs.MambaSpec) for layer in layers)
         self.match_unit = 16 if "inside" in kind else None
         self.caching = self.events = rng.random() < 0.85 or self.aligned_states
         self.asynchronous = rng.random() < 0.5
-        self.num_drafts = self.num_lookahead = 0
+        self.num_drafts = rng.choice((1, 3)) if drafts else 0
+        self.num_lookahead = rng.choice((0, self.num_drafts)) if drafts else 0
+        self.acceptance = rng.choice((0.0, 0.5, 0.8, 1.0)) if drafts else 0.0
+        if self.aligned_states:
+            layers = [layers[0], states(layers[0].block_size, self.num_drafts)]
         self.use_eagle = self.connector = self.metrics = self.is_encoder_decoder = False
         self.reports_hits = False
         self.dcp_world_size = 1
@@ -114,7 +119,7 @@ class Settings:
         self.num_seqs = rng.choice((3, 16))
         self.batched_tokens = rng.choice((MAX_MODEL_LEN, 64, 1024))
         self.long_prefill = rng.choice((0, 0, 48))
-        one = len(layers) * (MAX_MODEL_LEN // 16 + 2)
+        one = len(layers) * (MAX_MODEL_LEN // 16 + 2 + self.num_drafts)
         self.num_blocks = one + rng.randint(4, one)
         self.watermark = rng.choice((0.0, 0.0, 0.05))
         in_flight = (1 + self.asynchronous) * self.batched_tokens
@@ -138,6 +143,15 @@ class Settings:
         )
 
 
+def draw(index: int, position: int) -> float:
+    """A number of 0 to 1 for a draft of a request (splitmix64)."""
+    most = (1 << 64) - 1
+    x = ((index << 32) + position + 0x9E3779B97F4A7C15) & most
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & most
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & most
+    return ((x ^ (x >> 31)) >> 11) * 2.0**-53
+
+
 class VllmServer(Server):
     """vLLM's scheduler; what it samples is the trace's."""
 
@@ -145,6 +159,7 @@ class VllmServer(Server):
         super().__init__(settings, model, vllm_scheduler.KVCacheManager)
         self.outputs = {asked.name: asked.output for asked in trace}
         self.made = {}
+        self.accepted = self.rejected = 0
         self.hits = {}
         self.pool = self.manager.block_pool
         take_events = self.pool.take_events
@@ -183,12 +198,26 @@ class VllmServer(Server):
 
     def _sample(self, name, output):
         request = self.scheduler.requests.get(name)
-        return [] if request is None else [self.outputs[name][request.num_output_tokens]]
+        if request is None:
+            return []
+        num_drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
+        begun = {request.req_id for request in output.scheduled_new_reqs}
+        if name in begun | set(output.scheduled_cached_reqs.resumed_req_ids):
+            num_drafts = 0  # they fill a row up
+        count = 0
+        while count < num_drafts:
+            if draw(int(name), request.num_tokens + count) >= self.settings.acceptance:
+                break
+            count += 1
+        self.accepted += count
+        self.rejected += num_drafts - count
+        first = request.num_output_tokens
+        return self.outputs[name][first : first + 1 + count]
 
 
 def run_vllm(server: VllmServer, trace: list[Asked], depth: int) -> Iterator[tuple]:
     """The engine's loop under the model of time; yields each step."""
-    base, token, sequence, context, group = TIMES
+    base, token, sequence, context, group, row = TIMES
     now, ends, coming = trace[0].arrival, [], 0
     scheduler = server.scheduler
     finished = {}
@@ -207,7 +236,8 @@ def run_vllm(server: VllmServer, trace: list[Asked], depth: int) -> Iterator[tup
             contexts = sum(scheduler.requests[name].num_computed_tokens for name in tokens)
             seconds = base + token * output.total_num_scheduled_tokens
             seconds = seconds + sequence * len(tokens) + context * contexts
-            seconds = seconds + group * len(server.settings.specs)
+            groups = len(server.settings.specs)
+            seconds = seconds + group * groups + row * groups * len(tokens)
             ends.append(max(now, ends[-1] if ends else now) + seconds)
             pool = server.pool
             yield (
@@ -250,6 +280,9 @@ def replay(settings: Settings, trace: list[Asked]):
         async_scheduling=settings.asynchronous,
         max_concurrent_batches=1 + settings.asynchronous,
         watermark=settings.watermark,
+        num_lookahead_tokens=settings.num_lookahead,
+        num_drafts=settings.num_drafts,
+        acceptance=settings.acceptance,
         step_time=TIMES,
         max_samples=1 << 30,
         count_evictions=settings.caching,
@@ -261,13 +294,14 @@ def model(tmp_path_factory):
     return scheduler_load.model_config(tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.parametrize("drafts", [False, True], ids=["", "drafts"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_replay_is_what_vllm_does(kind, model):
+def test_a_replay_is_what_vllm_does(kind, drafts, model):
     init_none_hash(sha256)
     seen = Counter()
     for seed in range(NUM_TRACES):
         rng = random.Random(f"{kind} {seed}")
-        settings = Settings(rng, kind)
+        settings = Settings(rng, kind, drafts=drafts)
         trace = draw_trace(rng)
         server = VllmServer(settings, model, trace)
         steps = list(run_vllm(server, trace, 1 + settings.asynchronous))
@@ -294,6 +328,11 @@ def test_a_replay_is_what_vllm_does(kind, model):
         seen["hits"] += ours["hit_tokens"] > 0
         seen["preemptions"] += sum(preempted)
         seen["evictions"] += ours["evictions"]
+        seen["accepted"] += server.accepted
+        seen["rejected"] += server.rejected
     assert seen["hits"]
+    if drafts:
+        assert seen["accepted"]
+        assert seen["rejected"]
     assert seen["preemptions"]
     assert seen["evictions"]

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -149,9 +150,10 @@ py::dict replay_trace(const py::object& plan, const Array<double>& arrivals,
                       int64_t long_prefill_token_threshold,
                       bool long_prefill_token_threshold_adaptive, bool enable_chunked_prefill,
                       bool reserve_full_isl, bool async_scheduling, int64_t max_concurrent_batches,
-                      int64_t num_lookahead_tokens, double watermark,
-                      const std::array<double, 5>& step_time, size_t max_samples,
-                      bool count_evictions, const py::object& go_on) {
+                      int64_t num_lookahead_tokens, int64_t num_drafts, double acceptance,
+                      double watermark, const std::array<double, 6>& step_time, size_t max_samples,
+                      bool count_evictions, double late_after, size_t most_late,
+                      const py::object& go_on) {
   const Trace trace = make_trace(arrivals, priorities, num_prompt_tokens, num_output_tokens,
                                  num_parts, part_texts, part_lengths, output_texts, token_ids);
   ReplayOptions options{
@@ -165,13 +167,18 @@ py::dict replay_trace(const py::object& plan, const Array<double>& arrivals,
       .async_scheduling = async_scheduling,
       .max_concurrent_batches = max_concurrent_batches,
       .num_lookahead_tokens = num_lookahead_tokens,
+      .num_drafts = num_drafts,
+      .acceptance = acceptance,
       .step_time = {.base = step_time[0],
                     .per_token = step_time[1],
                     .per_sequence = step_time[2],
                     .per_context_token = step_time[3],
-                    .per_group = step_time[4]},
+                    .per_group = step_time[4],
+                    .per_group_row = step_time[5]},
       .max_samples = max_samples,
-      .count_evictions = count_evictions};
+      .count_evictions = count_evictions,
+      .late_after = late_after,
+      .most_late = most_late};
   options.go_on = [&](size_t num_done) {
     const py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -198,15 +205,18 @@ void bind_replay(py::module_& m) {
         py::arg("long_prefill_token_threshold_adaptive") = false,
         py::arg("enable_chunked_prefill") = true, py::arg("reserve_full_isl") = true,
         py::arg("async_scheduling") = true, py::arg("max_concurrent_batches") = 2,
-        py::arg("num_lookahead_tokens") = 0, py::arg("watermark") = 0.0,
-        py::arg("step_time") = std::array<double, 5>{}, py::arg("max_samples") = 300,
-        py::arg("count_evictions") = false, py::arg("go_on") = py::none(),
+        py::arg("num_lookahead_tokens") = 0, py::arg("num_drafts") = 0, py::arg("acceptance") = 0.0,
+        py::arg("watermark") = 0.0, py::arg("step_time") = std::array<double, 6>{},
+        py::arg("max_samples") = 300, py::arg("count_evictions") = false,
+        py::arg("late_after") = std::numeric_limits<double>::infinity(), py::arg("most_late") = 0,
+        py::arg("go_on") = py::none(),
         R"(Runs a trace through the cache manager of a plan under vLLM's scheduling policy.
 
 A request's tokens are parts of texts (num_parts of each request, then the texts and lengths of all
 in order; its outputs are tokens of output_texts), or token_ids: prompt and outputs of each request,
 one after another. arrivals are seconds and ascend. step_time: seconds a step, a token, a sequence, a
-token of context, and a group. go_on(number of requests that are done) -> False ends the replay.
+token of context, a group, and a group of a sequence. go_on(number of requests that are done) -> False ends the replay; so do more than most_late requests
+whose first token came later than late_after seconds.
 
 Returns a dict of numbers, with arrays for "requests" (end: 0 finished, 1 too long, 2 no room, 3
 unfinished) and "samples", the load over time.

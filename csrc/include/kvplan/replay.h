@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -46,6 +47,7 @@ struct StepTime {
   double per_sequence = 0;       ///< scheduled in the step
   double per_context_token = 0;  ///< read by these
   double per_group = 0;          ///< of the plan
+  double per_group_row = 0;      ///< of the plan, for each sequence scheduled in the step
 };
 
 /// A scheduler's policy; vLLM's names and defaults.
@@ -60,12 +62,19 @@ struct ReplayOptions {
   bool async_scheduling = true;
   int64_t max_concurrent_batches = 2;  ///< steps scheduled before the first is settled
   int64_t num_lookahead_tokens = 0;
+  int64_t num_drafts = 0;  ///< `num_speculative_tokens`: drafted after each sampled token
+  double acceptance = 0;   ///< chance of a draft whose forerunners are accepted; drawn by position
   int64_t prefix_replay_tokens = 0;  ///< recomputed at the end of each hit; a plan knows it
   int64_t block_size =
       16;  ///< `cache_config.block_size`, where states are aligned; a plan knows it
   StepTime step_time{};
   size_t max_samples = 300;  ///< of the load over time; every other is dropped beyond
   bool count_evictions = false;
+  /// The replay ends once more requests than `most_late` had their first token more than
+  /// `late_after` seconds after their arrival: who asks whether a load is served in time knows
+  /// then.
+  double late_after = std::numeric_limits<double>::infinity();
+  size_t most_late = 0;
   /// Asked now and then with the requests that are done; false ends the replay.
   std::function<bool(size_t num_done)> go_on{};
 };
@@ -91,7 +100,7 @@ struct LoadSample {
   int64_t num_running = 0;
   int64_t num_waiting = 0;
   int64_t used_blocks = 0;   ///< of the pool, by requests
-  int64_t query_tokens = 0;  ///< of all lookups so far
+  int64_t query_tokens = 0;  ///< of the requests admitted so far, when they first were
   int64_t hit_tokens = 0;
   int64_t preemptions = 0;  ///< so far
   struct Group {
@@ -119,7 +128,8 @@ struct ReplayResult {
 /// the lengths that the trace says, and steps take what the model of their time says.
 ///
 /// Mirrors vllm/v1/core/sched/scheduler.py and async_scheduler.py, in the loop of
-/// vllm/v1/engine/core.py (0.33), for text requests without connectors and drafts. Throws
+/// vllm/v1/engine/core.py (0.33), for text requests without connectors. Of drafters that take
+/// slots of the batch for themselves (`max_num_new_slots_for_drafting`) none is taken. Throws
 /// `InvalidArgument` for bad numbers before anything runs.
 KVPLAN_API ReplayResult replay(CacheManagerOptions manager, const Trace& trace,
                                const ReplayOptions& options);

@@ -28,9 +28,9 @@ from kvplan.offline.cli.failures import (
     wrap_for_terminal,
 )
 from kvplan.offline.cli.knobs import PLENTY
-from kvplan.offline.cli.param_types import LENGTH, IntegerIn, NumberIn, Parsed
+from kvplan.offline.cli.param_types import LENGTH, IntegerIn, NumberIn, Parsed, parse_names
 from kvplan.offline.cli.plan_facts import encoder_note
-from kvplan.offline.cli.question import ModelQuestion, Question
+from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question
 from kvplan.offline.cli.replay import Goals, read_workload, replayable, workload_options
 from kvplan.offline.cli.sizes import format_enough
 
@@ -54,7 +54,7 @@ Exit codes: 0 found, 1 nothing is enough, 2 the input is wrong.
 
 def _parse_gpus(text: str) -> tuple[tuple[str, Gpu], ...]:
     """GPUs by name with commas between. Raises ValueError."""
-    return tuple((name.strip(), parse_gpu(name)) for name in text.split(","))
+    return tuple((name, parse_gpu(name)) for name in parse_names(text))
 
 
 TARGETS = ("context", "memory", "gpus", "batch")
@@ -316,20 +316,34 @@ def _answer(
 
 def _replay(workload: Workload, question: Question) -> tuple[Report, Policy]:
     """A replay under the plan of a question. Raises `BadInput`."""
+    given, plan, policy = _planned(workload, question)
+    with replayable(given.label):
+        return workload.replay(plan, policy, question.replicas), policy
+
+
+def _planned(workload: Workload, question: Question) -> tuple[PlannerInput, kvplan.Plan, Policy]:
     given = question.planner_input()
     plan = given.plan_or_refuse()
-    with replayable(given.label):
-        policy = workload.policy(question, given, plan)
-        return workload.replay(plan, policy, question.replicas), policy
+    return given, plan, workload.policy(question, given, plan)
 
 
 def _keeper(workload: Workload, goals: Goals) -> fit_search.Keeps:
     """Whether a deployment keeps the goals; each is replayed once."""
     known: dict[fit_search.Split, bool] = {}
+    planned: dict[fit_search.Split, tuple[PlannerInput, kvplan.Plan, Policy]] = {}
 
     def keeps(split: fit_search.Split, question: ModelQuestion) -> bool:
         if split not in known:
-            known[split] = goals.kept(_replay(workload, question)[0], split.replicas)
+            engines = split.replicas
+            one = dataclasses.replace(split, gpus=split.gpus // engines, replicas=1)
+            if one not in planned:
+                planned[one] = _planned(workload, question)
+            given, plan, policy = planned[one]
+            load = workload.load.of_one_engine(engines)
+            with replayable(given.label):
+                known[split] = goals.in_reach(load, policy, plan, engines) and goals.kept(
+                    workload.replay(plan, policy, engines), engines
+                )
         return known[split]
 
     return keeps

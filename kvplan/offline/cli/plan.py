@@ -21,6 +21,7 @@ from kvplan.offline.cli.failures import (
 from kvplan.offline.cli.fit_search import fewest_gpus
 from kvplan.offline.cli.gpu_budget import verdict
 from kvplan.offline.cli.knobs import find_knobs, knobs_of_failure
+from kvplan.offline.cli.param_types import NumberIn
 from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question
 from kvplan.offline.cli.replay import read_workload, workload_options
 
@@ -42,6 +43,17 @@ Exit codes: 0 it fits, 1 it does not fit, 2 the input is wrong.
 @workload_options(
     "Take the grouping, block size and retention under which this load has the most throughput; "
     "the longest request still fits"
+)
+@click.option(
+    "--max-first-token",
+    type=NumberIn(0, 1e9, min_open=True),
+    help="With --workload: take what serves 90 % of the requests within so many seconds to the "
+    "first token at the highest rate of requests.",
+)
+@click.option(
+    "--max-token-time",
+    type=NumberIn(0, 1e9, min_open=True),
+    help="The same with the mean seconds of a further token.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option(

@@ -137,7 +137,7 @@ def load_figure(label: str, report: Report) -> Any:
         samples["hit_tokens"] / queries,
         "--",
         color=COLOURS[2],
-        label="hit rate so far, of all lookups",
+        label="hit rate so far",
     )
     axes.set_ylim(0, 1.02)
     axes.set_ylabel("share")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +69,14 @@ STEP_TIME = click.option(
     "--step-time",
     type=Parsed("time", parse_step_time),
     help="Of a replay, how long a step takes: base=8ms,token=20us,sequence=5us,context=10ns,"
-    "group=2us, or some of these. A model of time, no measurement.  [default: by the data sheet of "
-    "--gpu]",
+    "group=2us,row=1us, or some of these; or a log of vllm serve, to whose throughput they are "
+    "fitted. A model of time, no measurement.  [default: by the data sheet of --gpu]",
+)
+ACCEPTANCE = click.option(
+    "--acceptance",
+    type=NumberIn(0, 1),
+    help="Chance that a draft of --speculative-config is accepted whose forerunners are.  "
+    "[default: no drafts are made, and the drafter only holds its blocks]",
 )
 POLICY_OPTIONS = (
     click.option(
@@ -100,6 +107,7 @@ POLICY_OPTIONS = (
         help="Share of the blocks that an admission leaves free.",
     ),
     STEP_TIME,
+    ACCEPTANCE,
 )
 
 
@@ -108,7 +116,7 @@ def workload_options(what: str) -> Callable[[Callable[..., Any]], Callable[..., 
 
     def give(function: Callable[..., Any]) -> Callable[..., Any]:
         load = click.option("--workload", metavar="TRACE", help=f"{what} (as for 'kvplan replay').")
-        for option in reversed((load, *TRACE_OPTIONS, STEP_TIME)):
+        for option in reversed((load, *TRACE_OPTIONS, STEP_TIME, ACCEPTANCE)):
             function = option(function)
         return function
 
@@ -199,6 +207,19 @@ class Goals:
     def __bool__(self) -> bool:
         return self.max_first_token is not None or self.min_goodput is not None
 
+    def in_reach(self, load: Trace, policy: Policy, plan: kvplan.Plan, engines: int) -> bool:
+        """Whether an engine may keep them: a step takes its base, and a request its steps."""
+        base = policy.step_time.base
+        if self.max_first_token is not None and base > self.max_first_token:
+            return False
+        served = load.prompt_tokens < plan.max_model_len
+        if self.min_goodput is None or not served.any():
+            return True
+        room = (plan.max_model_len - load.prompt_tokens)[served]
+        steps = int(load.output_tokens[served].clip(max=room).max()) / (1 + policy.num_drafts)
+        tokens = int((load.prompt_tokens + load.output_tokens).sum())
+        return tokens * engines >= self.min_goodput * base * steps
+
     def kept(self, report: Report, engines: int) -> bool:
         """Whether one of the engines keeps them and serves all that max_model_len lets in."""
         from kvplan.offline.replay.run import quantiles
@@ -229,14 +250,23 @@ def replayable(label: str) -> Iterator[None]:
 def read_workload(values: dict[str, Any]) -> Workload | None:
     """The load of ``--workload``; None without one. Raises `BadInput`."""
     if values["workload"] is None:
-        for name in ("limit", "rate", "speed", "step_time"):
-            option = option_given(name)
+        of_a_replay = ("limit", "rate", "speed", "step_time", "acceptance")
+        of_a_replay += ("max_first_token", "max_token_time")
+        for name in of_a_replay:
+            option = option_given(name) if name in values else None
             if option is not None:
                 raise BadInput(f"{option} is of a replay; give --workload, too, or leave it out")
         return None
     from kvplan.offline.cli.workload import Workload
+    from kvplan.offline.replay.limits import Limits
 
-    return Workload(read_load(values["workload"], values), values)
+    given = {
+        name: seconds
+        for name in ("first_token", "token_time")
+        if (seconds := values.get(f"max_{name}")) is not None
+    }
+    limits = Limits(**dict.fromkeys(("first_token", "token_time"), math.inf) | given)
+    return Workload(read_load(values["workload"], values), values, limits if given else None)
 
 
 def read_load(text: str, values: dict[str, Any]) -> Trace:
@@ -247,8 +277,8 @@ def read_load(text: str, values: dict[str, Any]) -> Trace:
     return trace
 
 
-def load_of(text: str, values: dict[str, Any]) -> Trace:
-    """The same without a word."""
+def load_of(text: str, values: dict[str, Any], rate: float | None = None) -> Trace:
+    """The same without a word; with so many requests a second where a rate is given."""
     from kvplan.offline.replay.generate import LOADS, generate, parse_spec
     from kvplan.offline.replay.read import TraceError, read_trace
 
@@ -258,7 +288,7 @@ def load_of(text: str, values: dict[str, Any]) -> Trace:
         raise BadInput(str(error)) from None
     limit = values.get("limit")
     if spec is not None:
-        trace = generate(**spec)
+        trace = generate(**spec | ({} if rate is None else {"rate": rate, "steady": True}))
         trace = trace.first(limit) if limit else trace
     elif not Path(text).is_file():
         raise BadInput(f"{text} is no file, and no load: {', '.join(LOADS)}")
@@ -271,6 +301,8 @@ def load_of(text: str, values: dict[str, Any]) -> Trace:
         trace = trace.with_rate(values["rate"])
     if values.get("speed"):
         trace = trace.faster(values["speed"])
+    if rate is not None and (spec is None or values.get("rate")):
+        trace = trace.faster(rate / trace.rate) if trace.rate else trace.with_rate(rate)
     return trace
 
 
@@ -295,6 +327,9 @@ def policy_of(
         )
         if option in values
     }
+    acceptance = values.get("acceptance")
+    if acceptance is not None:
+        given_policy |= _drafting(question, acceptance)
     return Policy(
         **given_policy,
         max_num_seqs=given.max_num_seqs or values["max_num_seqs"] or Policy.max_num_seqs,
@@ -303,6 +338,21 @@ def policy_of(
         max_concurrent_batches=plan.config.max_concurrent_batches,
         step_time=with_parts(step_time, values["step_time"]),
     )
+
+
+def _drafting(question: Question, acceptance: float) -> dict[str, Any]:
+    """The drafts of a deployment with a drafter. Raises `BadInput` where it has none."""
+    from kvplan.offline.models.drafters import num_lookahead_tokens
+
+    options = question.options if isinstance(question, ModelQuestion) else None
+    drafted = 0 if options is None else options.num_speculative_tokens
+    if options is None or not drafted:
+        raise BadInput("--acceptance is of a drafter; give --speculative-config, too")
+    return {
+        "num_drafts": drafted,
+        "num_lookahead_tokens": num_lookahead_tokens(options.speculative_config, drafted),
+        "acceptance": acceptance,
+    }
 
 
 def run_with_progress(

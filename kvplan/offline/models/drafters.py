@@ -51,6 +51,20 @@ def speculative_method(speculative: Mapping[str, Any]) -> str:
     raise ModelError(f"speculative_config.method is {method!r}; kvplan plans {', '.join(_KNOWN)}")
 
 
+def num_lookahead_tokens(speculative: Mapping[str, Any] | None, drafted: int) -> int:
+    """Slots that a drafter writes beyond the tokens of a step.
+
+    Mirrors vllm/config/vllm.py::VllmConfig.num_lookahead_tokens (0.33).
+    """
+    method = None if speculative is None else speculative_method(speculative)
+    if speculative is None or method is None or method in WITHOUT_CACHE:
+        return 0
+    fills_in = method == "dflash" or (
+        method == "dspark" and not draft_config(speculative).values.get("sample_from_anchor", True)
+    )
+    return drafted + fills_in
+
+
 def _inferred(speculative: Mapping[str, Any]) -> str:
     """The method of a drafter, by its name and then by its config.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -85,7 +86,13 @@ LOADS: dict[str, Callable[[random.Random, _Texts, float], Iterator[_Request]]] =
 }
 
 
-def generate(name: str, *, requests: int = 2_000, rate: float = 2.0, seed: int = 0) -> Trace:
+#: Seconds after which as many sessions end as begin, nearly.
+_WARM_UP = 300.0
+
+
+def generate(
+    name: str, *, requests: int = 2_000, rate: float = 2.0, seed: int = 0, steady: bool = False
+) -> Trace:
     """A load of one kind; the same arguments make the same load everywhere.
 
     Args:
@@ -93,6 +100,8 @@ def generate(name: str, *, requests: int = 2_000, rate: float = 2.0, seed: int =
         requests: How many.
         rate: Requests a second, in the mean.
         seed: Any number.
+        steady: Whether it begins amid sessions, and so comes at its rate from the first to the last
+            request; else the first sessions begin, and the last ones end, in a server at rest.
     """
     rng = random.Random(f"{name} {seed}")
     session = LOADS[name]
@@ -101,7 +110,8 @@ def generate(name: str, *, requests: int = 2_000, rate: float = 2.0, seed: int =
     time = 0.0
     sessions: list[list[_Request]] = []
     count = 0
-    while count < requests:
+    before = int(rate * _WARM_UP) if steady else 0
+    while count < requests + before:
         sessions.append(list(session(rng, texts, 0.0)))
         count += len(sessions[-1])
     # Sessions begin so that requests come at the rate.
@@ -110,6 +120,9 @@ def generate(name: str, *, requests: int = 2_000, rate: float = 2.0, seed: int =
         time += rng.expovariate(1 / gap)
         found += [one._replace(arrival=one.arrival + time) for one in asked]
     found.sort(key=lambda one: one.arrival)
+    if steady:
+        del found[: bisect_left(found, _WARM_UP, key=lambda one: one.arrival)]
+        del found[bisect_left(found, _WARM_UP + requests / rate, key=lambda one: one.arrival) :]
     builder = TraceBuilder(f"{name} ({requests:,} requests, {rate:g} a second, seed {seed})")
     for one in found[:requests]:
         builder.add(one.arrival, one.parts, one.output_tokens, output_text=one.output_text)
@@ -134,7 +147,8 @@ def parse_spec(text: str) -> dict[str, Any] | None:
         try:
             spec[key] = kinds[key](value)
         except ValueError:
-            raise ValueError(f"{text!r}: {key} is a number, not {value!r}") from None
+            kind = "number" if kinds[key] is float else "whole number such as 500"
+            raise ValueError(f"{text!r}: {key} is a {kind}, not {value!r}") from None
         if key != "seed" and not 0 < spec[key] <= 1e9:
             raise ValueError(f"{text!r}: {key} is more than 0 and at most 1e9, not {value}")
     return spec

@@ -152,6 +152,10 @@ def _rows(file: TextIO, notes: _Notes) -> Iterator[tuple[int, dict[str, Any], _A
         number, line = number + 1, file.readline()
 
 
+class _Texts(dict[str, Any]):
+    """A row of a file in which numbers are texts, too."""
+
+
 def _csv_rows(header: str, file: TextIO) -> Iterator[tuple[int, dict[str, Any], _Add]]:
     try:
         names = [name.strip() for name in next(csv.reader([header]), [])]
@@ -162,7 +166,9 @@ def _csv_rows(header: str, file: TextIO) -> Iterator[tuple[int, dict[str, Any], 
     for values in reader:
         if not values:
             continue
-        row = {name: text for name, text in zip(names, values, strict=False) if text.strip()}
+        row = _Texts(
+            (name, text) for name, text in zip(names, values, strict=False) if text.strip()
+        )
         yield reader.line_num + 1, row, add
 
 
@@ -294,8 +300,9 @@ def _number(row: dict[str, Any], name: str) -> float:
     value = row.get(name)
     if value is None:
         raise _Unusable(f"it has no {name}")
+    is_odd = isinstance(value, bool) or (isinstance(value, str) and not isinstance(row, _Texts))
     try:
-        number = float(value) if not isinstance(value, bool) else math.nan
+        number = math.nan if is_odd else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):

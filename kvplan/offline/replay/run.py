@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,6 +34,9 @@ class Policy:
         async_scheduling: Whether a step is scheduled while the one before it runs.
         max_concurrent_batches: Steps in flight at once.
         watermark: Share of the blocks that an admission beside running requests leaves free.
+        num_lookahead_tokens: Slots beyond a step's tokens that a drafter writes.
+        num_drafts: Tokens that are drafted after each; 0: none.
+        acceptance: Chance that a draft is accepted whose forerunners are.
         step_time: How long a step takes.
     """
 
@@ -44,6 +48,9 @@ class Policy:
     async_scheduling: bool = True
     max_concurrent_batches: int = 2
     watermark: float = 0.0
+    num_lookahead_tokens: int = 0
+    num_drafts: int = 0
+    acceptance: float = 0.0
     step_time: StepTime = field(default_factory=StepTime)
 
 
@@ -194,6 +201,8 @@ def run(
     *,
     max_samples: int = 300,
     go_on: Callable[[int], bool] | None = None,
+    late_after: float = math.inf,
+    most_late: int = 0,
 ) -> Report:
     """Run a trace through a plan's cache manager under vLLM's scheduling policy.
 
@@ -203,6 +212,8 @@ def run(
         policy: The scheduler's settings.
         max_samples: Times at which the load is kept.
         go_on: Asked now and then with the number of requests that are done; False ends the replay.
+        late_after: Seconds from arrival to the first token after which a request is late.
+        most_late: The replay ends when more requests than this are.
 
     Raises:
         kvplan.Unsupported: The plan has a group that the cache manager has no policy for.
@@ -228,9 +239,14 @@ def run(
         async_scheduling=policy.async_scheduling,
         max_concurrent_batches=policy.max_concurrent_batches,
         watermark=policy.watermark,
+        num_lookahead_tokens=policy.num_lookahead_tokens,
+        num_drafts=policy.num_drafts,
+        acceptance=policy.acceptance,
         step_time=policy.step_time.seconds,
         max_samples=max_samples,
         go_on=go_on,
+        late_after=late_after,
+        most_late=most_late,
     )
     return Report(plan, trace, result)
 

@@ -7,6 +7,7 @@ seconds that the numbers here do not.
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.frontier import step_seconds
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from kvplan.offline.models.options import ModelOptions
     from kvplan.offline.models.plan_input import ModelConfig
 
-__all__ = ["StepTime", "default_step_time", "parse_step_time", "with_parts"]
+__all__ = ["GivenTime", "StepTime", "default_step_time", "parse_step_time", "with_parts"]
 
 #: Terabytes a second of memory, and dense teraflops in bfloat16 (data sheets), by GPU.
 _SPEEDS = {
@@ -64,25 +65,29 @@ _CHOSEN_KEYS = (
     "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k",
 )  # fmt: skip
 
-_NAMES = ("base", "token", "sequence", "context", "group")
+_NAMES = ("base", "token", "sequence", "context", "group", "row")
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step: base, and for each token, sequence, token of context, and group."""
+    """Seconds of a step: base, and for each token, sequence, token of context, and group.
+
+    A row is a group of a sequence: vLLM's own cache manager takes time for each, kvplan's hardly.
+    """
 
     base: float = 10e-3
     token: float = 30e-6
     sequence: float = 5e-6
     context: float = 30e-9
     group: float = _PER_GROUP
+    row: float = 0.0
     source: str = "a rough default: an 8B model on a GPU of 3 TB/s"
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """The five numbers."""
-        return astuple(self)[:5]
+        """The six numbers."""
+        return astuple(self)[: len(_NAMES)]
 
     @property
     def words(self) -> str:
@@ -90,16 +95,29 @@ class StepTime:
         return (
             f"base {_short(self.base)} + {_short(self.token)} a token + {_short(self.sequence)} a "
             f"sequence + {_short(self.context)} a token of context + {_short(self.group)} a group "
+            f"{f'+ {_short(self.row)} a group of a sequence ' if self.row else ''}"
             f"({self.source}); a model of time, no measurement"
         )
 
 
-def parse_step_time(text: str) -> dict[str, float]:
-    """``base=8ms,token=20us,sequence=5us,context=10ns,group=2us``: what is given of it.
+@dataclass(frozen=True)
+class GivenTime:
+    """Parts of a step's time by name, and where they come from."""
+
+    parts: dict[str, float]
+    source: str = ""
+
+
+def parse_step_time(text: str) -> GivenTime:
+    """``base=8ms,token=20us,sequence=5us,context=10ns,group=2us,row=1us``, or some; or a log.
 
     Raises:
-        ValueError: A part is unknown, or no time.
+        ValueError: A part is unknown, or no time; a log says too little.
     """
+    if "=" not in text and Path(text).is_file():
+        from kvplan.offline.replay.step_time_log import fitted_parts
+
+        return GivenTime(*fitted_parts(Path(text), _PER_SEQUENCE))
     found = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
@@ -108,7 +126,7 @@ def parse_step_time(text: str) -> dict[str, float]:
         if name not in _NAMES or unit not in _UNITS:
             raise ValueError(
                 f"{part!r} is no part of a step's time; write e.g. base=8ms,token=20us,"
-                "sequence=5us,context=10ns,group=2us"
+                "sequence=5us,context=10ns,group=2us, or a log of vllm serve"
             )
         try:
             seconds = float(number) * _UNITS[unit]
@@ -117,7 +135,7 @@ def parse_step_time(text: str) -> dict[str, float]:
         if not 0 <= seconds < 1e9:
             raise ValueError(f"{part!r}: {value!r} is not between 0 and 1e9 s")
         found[name] = seconds
-    return found
+    return GivenTime(found)
 
 
 def default_step_time(
@@ -167,14 +185,14 @@ def _active_share(model: ModelConfig, options: ModelOptions) -> float:
     return 1 - in_experts / whole * (1 - min(1.0, chosen / experts)) if whole else 1.0
 
 
-def with_parts(default: StepTime, parts: dict[str, float] | None) -> StepTime:
+def with_parts(default: StepTime, given: GivenTime | None) -> StepTime:
     """A default, with what the user gave of it."""
-    if not parts:
+    if given is None:
         return default
-    source = "as given"
-    if len(parts) < len(_NAMES):
-        source = f"{', '.join(parts)} as given, else {default.source}"
-    return replace(default, **parts, source=source)
+    source = given.source or "as given"
+    if not set(given.parts) >= set(_NAMES) - {"row"}:
+        source = f"{', '.join(given.parts)} {source}, else {default.source}"
+    return replace(default, **given.parts, source=source)
 
 
 def _short(seconds: float) -> str:

@@ -65,6 +65,17 @@ class Trace:
         pairs = np.stack([self.part_texts, self.part_lengths])
         return 1 - np.unique(pairs, axis=1).shape[1] / len(self.part_texts)
 
+    @property
+    def rate(self) -> float:
+        """Requests a second, in the mean; 0 where all come at once."""
+        span = float(self.arrivals[-1] - self.arrivals[0]) if len(self) else 0.0
+        return (len(self) - 1) / span if span else 0.0
+
+    @property
+    def typical_tokens(self) -> int:
+        """Tokens of a request with its output, in the mean."""
+        return int((self.prompt_tokens + self.output_tokens).mean()) if len(self) else 1
+
     def first(self, count: int) -> Trace:
         """Its first requests."""
         return self._of(np.arange(min(count, len(self))))

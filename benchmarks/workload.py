@@ -1,0 +1,147 @@
+"""What a plan chosen for a load gains: requests a second that are served in time.
+
+    python benchmarks/workload.py [--model NAME ...] [--load NAME ...] [--seconds N] > table.md
+
+Chosen before any was measured: the ten built-in models of docs/compact.md's table, one a series,
+as released and without drafters; the four loads of `kvplan.offline.replay.generate`; and for each
+model the fewest H100s on which vLLM starts for a request of 131,072 tokens, so that memory is what
+a plan has to do with. The limits are those of MLPerf Inference's server scenario for Llama 3.1 8B.
+Every cell is printed, those without a gain, too.
+
+The bound is vLLM's plan with as many bytes more as its padding is of a request of the load's mean
+length, and with groups that take no time: what no grouping can exceed.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+
+import kvplan
+from kvplan.frontier import step_seconds
+from kvplan.offline.cli import plan
+from kvplan.offline.cli.deployment_options import read_question
+from kvplan.offline.cli.fit_search import fewest_gpus
+from kvplan.offline.cli.replay import policy_of
+from kvplan.offline.cli.workload import PlanSearch, SustainedRate
+from kvplan.offline.replay.generate import LOADS, generate
+from kvplan.offline.replay.limits import Limits
+
+MODELS = (
+    *("gemma-3-27b", "mimo-v2-flash", "gemma-4-31b", "gpt-oss-120b", "llama-4-scout"),
+    *("nemotron-3-nano-30b", "qwen3.6-35b-a3b", "qwen3-next-80b", "jamba-1.5-large"),
+    "deepseek-v4-flash",
+)
+GPU, CONTEXT = "H100", 131_072
+LIMITS = Limits(first_token=2.0, token_time=0.1)
+#: Requests of a load, whatever its rate.
+FEWEST, MOST = 300, 8_000
+
+
+def deployment(name):
+    """The model on the fewest GPUs; with the values of the command's options."""
+    context = plan.command.make_context(
+        "plan", [name, "--gpu", GPU, "--max-model-len", str(CONTEXT)]
+    )
+    with context:
+        split, _, question = fewest_gpus(read_question(dict(context.params)), 1)
+        return question, context.params, split
+
+
+def at_rate(load, seconds):
+    def make(rate):
+        requests = int(min(max(FEWEST, rate * seconds), MOST))
+        return generate(load, requests=requests, rate=rate, steady=True)
+
+    return make
+
+
+def with_vllms_manager(step_time):
+    fixed = step_seconds(1, manager="vllm", num_requests=0)
+    row = step_seconds(1, manager="vllm", num_requests=1) - fixed
+    return dataclasses.replace(step_time, group=fixed, row=row)
+
+
+def free_of_padding(question, given, typical):
+    """The same with as much more memory as its padding takes, for requests of so many tokens."""
+    curve = kvplan.frontier(
+        given.config.replace(grouping="compact", reference_model_len=typical),
+        given.kv_cache_specs,
+    )
+    factor = curve.vllm.request_bytes / curve.lower_bound_bytes
+    return question.with_memory([int(memory * factor) for memory in given.available_memory]), factor
+
+
+def cell(name, load, seconds):
+    question, values, split = deployment(name)
+    given = question.planner_input()
+    policy = policy_of(question, given, given.plan(), values)
+    make = at_rate(load, seconds)
+    typical = make(1.0).typical_tokens
+    objective = SustainedRate(LIMITS, make, policy)
+    search = PlanSearch(question, objective, typical)
+    best, vllms = search.best(), search.vllms
+    roomy, factor = free_of_padding(question, given, typical)
+    free = dataclasses.replace(policy, step_time=dataclasses.replace(policy.step_time, group=0.0))
+    bound, _ = SustainedRate(LIMITS, make, free).measure(roomy.planner_input().plan(), 0.0)
+    stock = dataclasses.replace(policy, step_time=with_vllms_manager(policy.step_time))
+    with_stock, _ = SustainedRate(LIMITS, make, stock).measure(vllms.plan, 0.0)
+    blocks = vllms.report.result["peak_used_blocks"] / vllms.plan.usable_blocks
+    return {
+        "model": name,
+        "options": split.options,
+        "load": load,
+        "vllm": vllms.score,
+        "chosen": best.score,
+        "plan": best.options,
+        "vllm_hits": vllms.report.hit_rate,
+        "chosen_hits": best.report.hit_rate,
+        "peak_blocks": blocks,
+        "padding": factor,
+        "bound": bound,
+        "vllm_with_vllms_manager": with_stock,
+        "tried": len(search.tried),
+    }
+
+
+def ratio(row, above, below):
+    return f"{row[above] / row[below]:.2f}x" if row[below] else "-"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", action="append", choices=MODELS)
+    parser.add_argument("--load", action="append", choices=list(LOADS))
+    parser.add_argument("--seconds", type=float, default=240.0, help="of a load")
+    args = parser.parse_args()
+    print(
+        "| model, H100s | load | vLLM's plan | chosen | gain | hits | blocks in use at most | "
+        "no padding, no price | with kvplan's manager, against vLLM with its own | plan |"
+    )
+    print("|---" * 10 + "|")
+    gains, bounds = [], []
+    for name in args.model or MODELS:
+        for load in args.load or LOADS:
+            row = cell(name, load, args.seconds)
+            print(json.dumps(row), file=sys.stderr, flush=True)
+            gains.append(row["chosen"] / row["vllm"] if row["vllm"] else 1.0)
+            bounds.append(row["bound"] / row["vllm"] if row["vllm"] else 1.0)
+            print(
+                f"| {name} {row['options']} | {load} | {row['vllm']:.3g}/s | "
+                f"{row['chosen']:.3g}/s | {ratio(row, 'chosen', 'vllm')} | "
+                f"{row['vllm_hits']:.0%} to {row['chosen_hits']:.0%} | {row['peak_blocks']:.0%} | "
+                f"{ratio(row, 'bound', 'vllm')} | "
+                f"{ratio(row, 'chosen', 'vllm_with_vllms_manager')} | "
+                f"{row['plan'] or 'the same'} |",
+                flush=True,
+            )
+    for what, values in (("gain", gains), ("no padding, no price", bounds)):
+        print(
+            f"\n{what}: {statistics.median(values):.3f} in the median, {min(values):.3f} to "
+            f"{max(values):.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
