@@ -1,6 +1,7 @@
 """What a plan chosen for a load gains: requests a second that are served in time.
 
-    python benchmarks/workload.py [--model NAME ...] [--load NAME ...] [--seconds N] > table.md
+    python benchmarks/workload.py > benchmarks/results/workload.jsonl
+    python scripts/make_replay_page.py
 
 Chosen before any was measured: the ten built-in models of docs/compact.md's table, one a series,
 as released and without drafters; the four loads of `kvplan.offline.replay.generate`; and for each
@@ -15,8 +16,6 @@ length, and with groups that take no time: what no grouping can exceed.
 import argparse
 import dataclasses
 import json
-import statistics
-import sys
 
 import kvplan
 from kvplan.frontier import step_seconds
@@ -36,7 +35,7 @@ MODELS = (
 GPU, CONTEXT = "H100", 131_072
 LIMITS = Limits(first_token=2.0, token_time=0.1)
 #: Requests of a load, whatever its rate.
-FEWEST, MOST = 300, 8_000
+FEWEST, MOST = 500, 8_000
 
 
 def deployment(name):
@@ -49,10 +48,10 @@ def deployment(name):
         return question, context.params, split
 
 
-def at_rate(load, seconds):
+def at_rate(load, seconds, seed=0):
     def make(rate):
         requests = int(min(max(FEWEST, rate * seconds), MOST))
-        return generate(load, requests=requests, rate=rate, steady=True)
+        return generate(load, requests=requests, rate=rate, seed=seed, steady=True)
 
     return make
 
@@ -87,9 +86,11 @@ def cell(name, load, seconds):
     bound, _ = SustainedRate(LIMITS, make, free).measure(roomy.planner_input().plan(), 0.0)
     stock = dataclasses.replace(policy, step_time=with_vllms_manager(policy.step_time))
     with_stock, _ = SustainedRate(LIMITS, make, stock).measure(vllms.plan, 0.0)
+    fresh = SustainedRate(LIMITS, at_rate(load, seconds, seed=1), policy)
     blocks = vllms.report.result["peak_used_blocks"] / vllms.plan.usable_blocks
     return {
         "model": name,
+        "gpu": GPU,
         "options": split.options,
         "load": load,
         "vllm": vllms.score,
@@ -102,11 +103,8 @@ def cell(name, load, seconds):
         "bound": bound,
         "vllm_with_vllms_manager": with_stock,
         "tried": len(search.tried),
+        "other_seed": [fresh.measure(side.plan, 0.0)[0] for side in (vllms, best)],
     }
-
-
-def ratio(row, above, below):
-    return f"{row[above] / row[below]:.2f}x" if row[below] else "-"
 
 
 def main() -> None:
@@ -115,32 +113,9 @@ def main() -> None:
     parser.add_argument("--load", action="append", choices=list(LOADS))
     parser.add_argument("--seconds", type=float, default=240.0, help="of a load")
     args = parser.parse_args()
-    print(
-        "| model, H100s | load | vLLM's plan | chosen | gain | hits | blocks in use at most | "
-        "no padding, no price | with kvplan's manager, against vLLM with its own | plan |"
-    )
-    print("|---" * 10 + "|")
-    gains, bounds = [], []
     for name in args.model or MODELS:
         for load in args.load or LOADS:
-            row = cell(name, load, args.seconds)
-            print(json.dumps(row), file=sys.stderr, flush=True)
-            gains.append(row["chosen"] / row["vllm"] if row["vllm"] else 1.0)
-            bounds.append(row["bound"] / row["vllm"] if row["vllm"] else 1.0)
-            print(
-                f"| {name} {row['options']} | {load} | {row['vllm']:.3g}/s | "
-                f"{row['chosen']:.3g}/s | {ratio(row, 'chosen', 'vllm')} | "
-                f"{row['vllm_hits']:.0%} to {row['chosen_hits']:.0%} | {row['peak_blocks']:.0%} | "
-                f"{ratio(row, 'bound', 'vllm')} | "
-                f"{ratio(row, 'chosen', 'vllm_with_vllms_manager')} | "
-                f"{row['plan'] or 'the same'} |",
-                flush=True,
-            )
-    for what, values in (("gain", gains), ("no padding, no price", bounds)):
-        print(
-            f"\n{what}: {statistics.median(values):.3f} in the median, {min(values):.3f} to "
-            f"{max(values):.3f}"
-        )
+            print(json.dumps(cell(name, load, args.seconds)), flush=True)
 
 
 if __name__ == "__main__":

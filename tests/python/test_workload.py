@@ -101,7 +101,7 @@ def test_the_plan_that_serves_most_requests_in_time():
 
 
 def test_a_grouping_that_is_asked_for_is_one_of_those_tried():
-    args = ("--memory", "10GiB", "--max-model-len", "32K", "--workload", "chat:requests=30")
+    args = ("--memory", "14GiB", "--max-model-len", "32K", "--workload", "chat:requests=30")
     for model, name in (("qwen3-8b", "sliced"), ("gemma-3-27b", "compact")):
         answer = json.loads(run("plan", model, *args, "--grouping", name, "--json").stdout)
         own = json.loads(run("plan", model, *args, "--json").stdout)

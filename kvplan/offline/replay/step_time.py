@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from kvplan.offline.models.options import ModelOptions
     from kvplan.offline.models.plan_input import ModelConfig
 
-__all__ = ["GivenTime", "StepTime", "default_step_time", "parse_step_time", "with_parts"]
+__all__ = ["SPEEDS", "GivenTime", "StepTime", "default_step_time", "parse_step_time", "with_parts"]
 
-#: Terabytes a second of memory, and dense teraflops in bfloat16 (data sheets), by GPU.
-_SPEEDS = {
+#: Terabytes a second of memory, and dense teraflops in bfloat16, by GPU: the vendors' data sheets.
+SPEEDS = {
     "T4": (0.32, 65),
     "V100": (0.9, 125),
     "A10": (0.6, 125),
@@ -51,7 +51,7 @@ _SPEEDS = {
     "GB10": (0.273, 125),
     "MI300X": (5.3, 1307),
     "MI325X": (6.0, 1307),
-    "MI355X": (8.0, 2300),
+    "MI355X": (8.0, 2500),
 }
 #: Of a data sheet's figures, what a forward pass reaches.
 _REACHED = 0.6
@@ -149,7 +149,7 @@ def default_step_time(
         options: Engine options.
         bytes_per_token: Of the KV cache of one GPU, in groups that grow.
     """
-    speeds = _SPEEDS.get(gpu.name) if gpu is not None else None
+    speeds = SPEEDS.get(gpu.name) if gpu is not None else None
     if gpu is None or speeds is None:
         return StepTime()
     from kvplan.offline.budget.weights import weights_on_ranks
