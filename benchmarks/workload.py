@@ -21,6 +21,7 @@ import kvplan
 from kvplan.frontier import step_seconds
 from kvplan.offline.cli import plan
 from kvplan.offline.cli.deployment_options import read_question
+from kvplan.offline.cli.failures import BadInput
 from kvplan.offline.cli.fit_search import fewest_gpus
 from kvplan.offline.cli.replay import policy_of
 from kvplan.offline.cli.workload import PlanSearch, SustainedRate
@@ -32,20 +33,36 @@ MODELS = (
     *("nemotron-3-nano-30b", "qwen3.6-35b-a3b", "qwen3-next-80b", "jamba-1.5-large"),
     "deepseek-v4-flash",
 )
+GROUPING = ("--grouping", "--max-groups", "--reference-model-len")
 GPU, CONTEXT = "H100", 131_072
 LIMITS = Limits(first_token=2.0, token_time=0.1)
 #: Requests of a load, whatever its rate.
-FEWEST, MOST = 500, 8_000
+FEWEST, MOST = 1_500, 4_000
+
+
+def asked(name, *options):
+    """A question as the command line reads it, with the values of its options."""
+    words = [name, "--gpu", GPU, "--max-model-len", str(CONTEXT), *options]
+    with plan.command.make_context("plan", words) as context:
+        return read_question(dict(context.params)), context.params
 
 
 def deployment(name):
     """The model on the fewest GPUs; with the values of the command's options."""
-    context = plan.command.make_context(
-        "plan", [name, "--gpu", GPU, "--max-model-len", str(CONTEXT)]
-    )
-    with context:
-        split, _, question = fewest_gpus(read_question(dict(context.params)), 1)
-        return question, context.params, split
+    question, values = asked(name)
+    split, _, question = fewest_gpus(question, 1)
+    return question, values, split
+
+
+def with_slices(name, split, options, typical):
+    """The options with slices instead of their grouping; None where that is refused."""
+    pairs = [words for words in zip(options[::2], options[1::2], strict=True)]
+    kept = [w for pair in pairs if pair[0] not in GROUPING for w in pair]
+    sliced = ("--grouping", "sliced", "--reference-model-len", str(typical))
+    try:
+        return asked(name, *split.options.split(), *kept, *sliced)[0].planner_input().plan()
+    except (kvplan.PlanningError, ValueError, BadInput):
+        return None
 
 
 def at_rate(load, seconds, seed=0):
@@ -87,6 +104,7 @@ def cell(name, load, seconds):
     stock = dataclasses.replace(policy, step_time=with_vllms_manager(policy.step_time))
     with_stock, _ = SustainedRate(LIMITS, make, stock).measure(vllms.plan, 0.0)
     fresh = SustainedRate(LIMITS, at_rate(load, seconds, seed=1), policy)
+    sliced = with_slices(name, split, best.options.split(), typical)
     blocks = vllms.report.result["peak_used_blocks"] / vllms.plan.usable_blocks
     return {
         "model": name,
@@ -102,6 +120,7 @@ def cell(name, load, seconds):
         "padding": factor,
         "bound": bound,
         "vllm_with_vllms_manager": with_stock,
+        "sliced": None if sliced is None else objective.measure(sliced, 0.0)[0],
         "tried": len(search.tried),
         "other_seed": [fresh.measure(side.plan, 0.0)[0] for side in (vllms, best)],
     }

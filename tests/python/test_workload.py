@@ -294,6 +294,20 @@ def test_a_sweep_of_replays_in_several_processes_goes_on(tmp_path):
     assert "rows of another sweep" in other.stderr
 
 
+def test_a_sweep_does_not_go_on_with_another_trace(tmp_path):
+    pytest.importorskip("pyarrow")
+    trace, folder = tmp_path / "trace.csv", tmp_path / "rows.parquet"
+    trace.write_text("arrival,prompt_tokens,output_tokens\n0,100,10\n")
+    args = ("sweep", "gemma-3-27b", "--memory", "14GiB", "--max-model-len", "16K")
+    args = (*args, "--workload", trace, "-o", folder, "--resume")
+    assert run(*args).exit_code == 0
+    assert run(*args).exit_code == 0
+    trace.write_text("arrival,prompt_tokens,output_tokens\n0,100,11\n")
+    other = run(*args)
+    assert other.exit_code == 2
+    assert "rows of another sweep" in other.stderr
+
+
 def test_replays_of_a_sweep_are_drawn(tmp_path):
     plot = ("--plot", tmp_path / "hits.svg", "--plot-column", "hit_rate")
     result = run("sweep", "gemma-3-27b", "--memory", "14GiB,30GiB", *LOAD, *plot, "--quiet")

@@ -215,8 +215,9 @@ void bind_replay(py::module_& m) {
 A request's tokens are parts of texts (num_parts of each request, then the texts and lengths of all
 in order; its outputs are tokens of output_texts), or token_ids: prompt and outputs of each request,
 one after another. arrivals are seconds and ascend. step_time: seconds a step, a token, a sequence, a
-token of context, a group, and a group of a sequence. go_on(number of requests that are done) -> False ends the replay; so do more than most_late requests
-whose first token came later than late_after seconds.
+token of context, a group, and a group of a sequence. go_on(number of requests that are done) ->
+False ends the replay; so do more than most_late requests whose first token came later than
+late_after seconds.
 
 Returns a dict of numbers, with arrays for "requests" (end: 0 finished, 1 too long, 2 no room, 3
 unfinished) and "samples", the load over time.

@@ -250,9 +250,8 @@ def replayable(label: str) -> Iterator[None]:
 def read_workload(values: dict[str, Any]) -> Workload | None:
     """The load of ``--workload``; None without one. Raises `BadInput`."""
     if values["workload"] is None:
-        of_a_replay = ("limit", "rate", "speed", "step_time", "acceptance")
-        of_a_replay += ("max_first_token", "max_token_time")
-        for name in of_a_replay:
+        goals = ("max_first_token", "max_token_time")
+        for name in ("limit", "rate", "speed", "step_time", "acceptance", *goals):
             option = option_given(name) if name in values else None
             if option is not None:
                 raise BadInput(f"{option} is of a replay; give --workload, too, or leave it out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -87,7 +88,8 @@ _SHARED = (
 
 #: What of the parameters a replay needs.
 _LOAD = (
-    *("workload", "limit", "rate", "speed", "step_time", "max_num_seqs", "async_scheduling"),
+    *("workload", "limit", "rate", "speed", "step_time", "acceptance"),
+    *("max_num_seqs", "async_scheduling"),
     "replicas",
 )
 
@@ -223,7 +225,7 @@ def command(
     rows_out: RowWriter | ParquetParts
     if resume:
         assert output is not None
-        rows_out = ParquetParts(output, grid.columns, repr(grid))
+        rows_out = ParquetParts(output, grid.columns, f"{grid!r}{_content(values['workload'])}")
         chunks = rows_out.missing(chunks)
     else:
         rows_out = RowWriter(output, grid.columns)
@@ -382,3 +384,14 @@ def _summary(done: int, total: int, seconds: float, output: Path | None) -> None
         click.echo(f"kvplan: interrupted: {done:,} of {total:,} rows are in {where}", err=True)
     else:
         click.echo(f"{done:,} row{'s' if done != 1 else ''} in {where}, {rate}", err=True)
+
+
+def _content(workload: str | None) -> str:
+    """What a trace's file holds, in short: rows of another are not gone on with."""
+    if workload is None or not Path(workload).is_file():
+        return ""
+    digest = hashlib.sha256()
+    with open(workload, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return f" of {digest.hexdigest()}"

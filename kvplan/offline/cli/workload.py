@@ -227,9 +227,9 @@ class PlanSearch:
         best = self.vllms
         kinds = (
             self._match_units(),
-            self._block_sizes(),
-            self._groupings(),
             self._retentions(),
+            self._groupings(),
+            self._block_sizes(),
         )
         if exhaustive:
             for mixed in itertools.product(*((None, *changes) for changes in kinds)):
