@@ -40,28 +40,6 @@ Json describe(const std::vector<KernelBlockSize>& value) {
   return list;
 }
 
-Json describe_plan(const JsonRequest& r) {
-  const Plan made = plan(r.request, r.config);
-  Json groups = Json::array();
-  for (const KVCacheGroup& g : made.groups) {
-    Json names = Json::array();
-    for (LayerId id : g.layers) names.push_back((*made.names)[id]);
-    groups.push_back(names);
-  }
-  Json workers = Json::array();
-  for (size_t w = 0; w < made.workers.size(); ++w) {
-    Json tensors = Json::array();
-    for (const KVCacheTensor& t : made.stage_of(w).tensors) {
-      tensors.push_back({t.size, t.offset, t.layer_stride, t.block_stride});
-    }
-    workers.push_back(tensors);
-  }
-  return {{"max_model_len", made.config.max_model_len},
-          {"num_blocks", made.num_blocks},
-          {"groups", groups},
-          {"tensors", workers}};
-}
-
 Json describe_file(const char* path) {
   std::ifstream file(path, std::ios::binary);
   std::stringstream text;
@@ -84,13 +62,7 @@ Json describe_file(const char* path) {
     }
     workers.push_back({{"available_memory", w.available_bytes}, {"layers", layers}});
   }
-  Json result = {{"config", config}, {"workers", workers}};
-  try {
-    result["plan"] = describe_plan(r);
-  } catch (const Error& e) {
-    result["plan_error"] = e.what();
-  }
-  return result;
+  return {{"config", config}, {"workers", workers}};
 }
 
 }  // namespace

@@ -9,12 +9,10 @@ import random
 import subprocess
 from pathlib import Path
 
-import msgspec
 import pytest
 from test_request import EVERY_KIND, FULL, MALFORMED, OUT_OF_RANGE, example, nested, worker
 
-import kvplan
-from kvplan import _core, request
+from kvplan import request
 from kvplan.bench.scenarios import SCENARIOS
 from kvplan.request import RequestError
 
@@ -50,7 +48,7 @@ def read_by_python(text):
         workers = r.kv_cache_specs()
     except RequestError as e:
         return {"refused": str(e)}
-    described = {
+    return {
         "config": {
             name: plain(name, getattr(config, name))
             for name in dir(config)
@@ -64,31 +62,6 @@ def read_by_python(text):
             for layers, memory in zip(workers, r.available_memory(), strict=True)
         ],
     }
-    try:
-        plan = kvplan.plan(config, workers, r.available_memory())
-    except (ValueError, NotImplementedError, AssertionError) as e:
-        return described | {"plan_error": str(e)}
-    configs = plan.kv_cache_configs
-    return described | {
-        "plan": {
-            "max_model_len": plan.max_model_len,
-            "num_blocks": plan.num_blocks,
-            "groups": [list(g.layer_names) for g in plan.kv_cache_groups],
-            "tensors": [
-                [[t.size, t.offset, t.layer_stride, t.block_stride] for t in c.kv_cache_tensors]
-                for c in configs
-            ],
-        }
-    }
-
-
-def refused_by_binding(text):
-    """What the C++ reader says of the text's value, parsed by Python; None if it takes it."""
-    try:
-        _core.read_request(msgspec.json.decode(text))
-    except (ValueError, RecursionError) as e:
-        return str(e)
-    return None
 
 
 def plain(name, value):
@@ -104,12 +77,11 @@ def check_alike(texts, folder):
     for text, cpp in zip(texts, read_by_cpp(texts, folder), strict=True):
         python = read_by_python(text)
         shown = text[:2000]
-        bound = refused_by_binding(text)
-        assert (bound is None) == ("refused" not in cpp), (shown, cpp, bound)
-        assert bound is None or not bound.startswith("$") or bound == cpp["refused"], shown
         assert ("refused" in cpp) == ("refused" in python), (shown, cpp, python)
         if "refused" in cpp:
             refused += 1
+            message = python["refused"].removeprefix("request: ")
+            assert not message.startswith("$") or message == cpp["refused"], shown
             continue
         taken += 1
         assert cpp == python, shown
@@ -174,57 +146,16 @@ def test_refused_requests(tmp_path):
     assert (taken, refused) == (0, len(texts))
 
 
-def test_both_name_the_same_place(tmp_path):
-    texts = [encode(example(**changes)) for changes, _ in OUT_OF_RANGE]
-    for text, cpp in zip(texts, read_by_cpp(texts, tmp_path), strict=True):
-        place = read_by_python(text)["refused"].removeprefix("request: ").partition(": ")[0]
-        assert cpp["refused"].startswith(place.rpartition(".")[0] or "$"), (cpp, place)
-
-
+# fmt: off
 HOSTILE = [
-    None,
-    True,
-    0,
-    -1,
-    1,
-    2,
-    7,
-    16,
-    2**31,
-    2**53 + 1,
-    2**63 - 1,
-    -(2**63) + 1,
-    -(2**63),
-    2**63,
-    2**64,
-    2**80,
-    1.0,
-    0.5,
-    -0.0,
-    1e300,
-    "",
-    "a",
-    "x" * 1025,
-    "\u00e9" * 1024,
-    "bfloat16",
-    "torch.float16",
-    "float8_e4m3fn",
-    "1/2",
-    "01/2",
-    "1/12345678901",
-    "LBHNC",
-    "lbhnc",
-    "align",
-    "FullAttentionSpec",
-    "\x00",
-    [],
-    {},
-    [[]],
-    [["layers.0", 0]],
-    {"multiple_of": 8},
-    {"multiple_of": True},
-    {"multiple_of": 8, "more": 1},
+    None, True, 0, -1, 1, 2, 7, 16, 2**31, 2**53 + 1, 2**63 - 1, -(2**63) + 1, -(2**63), 2**63,
+    2**64, 2**80, 1.0, 0.5, -0.0, 1e300,
+    "", "a", "x" * 1025, "\u00e9" * 1024, "\x00", "bfloat16", "torch.float16", "float8_e4m3fn",
+    "1/2", "01/2", "1/12345678901", "LBHNC", "lbhnc", "align", "FullAttentionSpec",
+    [], {}, [[]], [["layers.0", 0]],
+    {"multiple_of": 8}, {"multiple_of": True}, {"multiple_of": 8, "more": 1},
 ]
+# fmt: on
 
 
 def paths_of(value, path=()):
