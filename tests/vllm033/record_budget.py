@@ -53,8 +53,15 @@ def record(
     """The weights of TP rank 0 of a pipeline stage, and the memory of its steps."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(config))
+        arguments = dict(engine_args or {})
+        drafter = arguments.get("speculative_config", {})
+        if "model" in drafter:
+            beside = Path(directory, "drafter")
+            beside.mkdir()
+            (beside / "config.json").write_text(json.dumps(config_of(drafter["model"])))
+            arguments["speculative_config"] = {**drafter, "model": str(beside)}
         return _record(
-            directory, tp, pp, stage, engine_args or {}, points, multimodal, split_limit, watched
+            directory, tp, pp, stage, arguments, points, multimodal, split_limit, watched
         )
 
 

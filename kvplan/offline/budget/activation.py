@@ -102,6 +102,8 @@ class ModelShape:
             attention makes them, or 0.
         indexer: Of sparse latent attention.
         has_wide_norm: Whether norms are computed in float32.
+        has_mtp: Whether layers of the model predict further tokens.
+        drafter_mlp: Width of the MLP of a drafter that reads the model's hidden states, or 0.
         is_packed: Whether experts are in a packed 4-bit format.
         encoder_bytes_per_token: Bytes that the encoder takes for each token it makes, or 0.
         encoder_item_tokens: Tokens of one item at most, or 0.
@@ -124,6 +126,8 @@ class ModelShape:
     latent_width: int = 0
     indexer: Indexer | None = None
     has_wide_norm: bool = False
+    has_mtp: bool = False
+    drafter_mlp: int = 0
     is_packed: bool = False
     encoder_bytes_per_token: int = 0
     encoder_item_tokens: int = 0
@@ -209,7 +213,7 @@ def activation(
         # The V1 runner holds the items themselves, too, to the end of its profile run.
         outputs += items * shape.encoder_inputs * itemsize
     state = tokens * shape.hidden * itemsize
-    sampler = 0
+    sampler = drafting = 0
     if is_last_stage:
         sampled = sequences * shape.hidden * itemsize
         if not is_v2:
@@ -218,10 +222,13 @@ def activation(
         logits = sequences * shape.vocabulary
         logits *= _SAMPLER_BYTES_PER_LOGIT if is_whole else itemsize
         sampler = kept + outputs + logits + state + sampled
+        if shape.has_mtp:  # the model's own states, and the logits of drafts
+            drafting = state + sequences * shape.vocabulary * itemsize
+    forward = _forward_bytes(shape, tokens, tensor_parallel_size, itemsize)
     return Activation(
         kept=kept,
         encoder=kept + outputs + items * shape.encoder_bytes_per_token,
-        forward=kept + outputs + _forward_bytes(shape, tokens, tensor_parallel_size, itemsize),
+        forward=kept + outputs + forward + drafting,
         sampler=sampler,
     )
 
@@ -279,7 +286,10 @@ def _forward_elements(shape: ModelShape, tokens: int, ranks: int) -> int:
         unpacked = _CACHED_CHUNK_TOKENS * shape.latent_width // ranks
         latent = unpacked + tokens * (2 * hidden + shape.attention // ranks)
     # What layers look up is there as found and as added to the projected embedding.
-    return max(tokens * (max(states, dense, routed, normed) + 2 * shape.looked_up), latent)
+    layer = max(states, dense, routed, normed) + 2 * shape.looked_up
+    # States of three layers, the same in a row, what is made of them, and the drafter's MLP.
+    drafting = 8 * hidden + 3 * shape.drafter_mlp // ranks if shape.drafter_mlp else 0
+    return max(tokens * max(layer, drafting), latent)
 
 
 def shape_of(read: ReadLayers, max_model_len: object = None) -> ModelShape:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from kvplan.offline.budget.activation import activation, has_v2_runner, shape_of
 from kvplan.offline.budget.cuda_graphs import are_estimated, capture_sizes, cuda_graphs
+from kvplan.offline.budget.drafter import drafter_of
 from kvplan.offline.budget.gpus import Gpu
 from kvplan.offline.budget.lora import adapter_bytes
 from kvplan.offline.budget.non_torch import non_torch
@@ -159,6 +160,9 @@ def _parts(
     )
     capability, version = deployment.gpu.capability, deployment.version
     ends = {"is_first_stage": stage == 0, "is_last_stage": stage == stages - 1}
+    drafter = drafter_of(read, options) if ends["is_last_stage"] else None
+    if drafter is not None:
+        shape = drafter.beside(shape)
     step = activation(
         shape,
         tokens=tokens,
@@ -172,8 +176,13 @@ def _parts(
     buffers = runner_buffers(
         shape, tokens=tokens, sequences=sequences, itemsize=itemsize, version=version, **ends
     )
-    if shape.indexer is not None and not is_given and has_v2_runner(shape, version):
+    is_v2 = has_v2_runner(shape, version)
+    if shape.indexer is not None and not is_given and is_v2:
         buffers += shape.indexer.buffer_bytes(tokens, sequences)
+    if drafter is not None and is_v2:
+        buffers += drafter.buffer_bytes(
+            shape, tokens=tokens, sequences=sequences, itemsize=itemsize
+        )
     other = non_torch(
         tensor_parallel_size=tp,
         pipeline_parallel_size=stages,
@@ -217,10 +226,10 @@ def _parts(
                 f"{deployment.adapters} of rank {deployment.adapter_rank}",
             )
         )
-    is_v2 = has_v2_runner(shape, version)
     if not deployment.enforce_eager and are_estimated(version, has_v2_runner=is_v2):
-        sizes = capture_sizes(sequences, tokens, capability=capability)
-        layers = -(-read.layers.num_hidden_layers // stages)
+        drafted, drafting = (drafter.tokens, drafter.layers) if drafter else (0, 0)
+        sizes = capture_sizes(sequences, tokens, capability=capability, query_tokens=1 + drafted)
+        layers = -(-read.layers.num_hidden_layers // stages) + drafting
         graphs = cuda_graphs(len(sizes), layers, has_experts=shape.experts_per_token > 0)
         parts.append(
             Part("CUDA graphs", graphs.bytes, graphs.error, f"start-up logs, {len(sizes)} sizes")

@@ -26,6 +26,9 @@ _WITH_QKV_BIAS = ("Qwen2", "GptOss", "GPT", "PhiFor", "Starcoder2", "Bloom", "OP
 #: Those that tie the output to the embedding where the config does not say.
 _TIED = ("Gemma", "Cohere", "GPT2", "GPTBigCode", "Bloom", "Falcon", "OPT", "Whisper", "Lfm2")
 
+#: A key of our own: hidden states of the model that a drafter reads, in the drafter's config.
+STATES_READ = "hidden_states_read"
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -121,7 +124,11 @@ class _Model:
 
     def language(self) -> Iterator[Parameter]:
         vocabulary = self._first("padded_vocab_size", "vocab_size")
-        yield Parameter("model.embed_tokens.weight", (vocabulary, self.hidden))
+        if states := self._first(STATES_READ):  # its embeddings are the model's
+            vocabulary = self._first("draft_vocab_size", default=vocabulary)
+            yield Parameter("fc.weight", (self.hidden, states * self.hidden))
+        else:
+            yield Parameter("model.embed_tokens.weight", (vocabulary, self.hidden))
         layers, each = self.layers.num_hidden_layers, self._size_per_layer_input
         if each:
             entries = self._first("vocab_size_per_layer_input", default=vocabulary)
@@ -212,6 +219,7 @@ class _Model:
 
     def _attention(self, layer: Layer, *, has_keys: bool) -> Iterator[Parameter]:
         hidden, heads = self.hidden, self.text.num_heads
+        inputs = hidden * (1 + (self._first(STATES_READ) > 2))  # embeddings beside states
         head = getattr(layer, "head_size", self.text.head_size)
         value_head = getattr(layer, "head_size_v", None) or head
         kv_heads = getattr(layer, "num_kv_heads", self.text.num_kv_heads)
@@ -224,7 +232,7 @@ class _Model:
             if not has_values_of_keys(self.text, layer):
                 rows["v_proj"] = kv_heads * value_head
         for name, count in rows.items():
-            yield Parameter(f"self_attn.{name}.weight", (count, hidden))
+            yield Parameter(f"self_attn.{name}.weight", (count, inputs))
             if self.text.get("attention_bias") or self._is(*_WITH_QKV_BIAS):
                 yield Parameter(f"self_attn.{name}.bias", (count,))
         yield Parameter("self_attn.o_proj.weight", (hidden, heads * value_head))

@@ -13,6 +13,7 @@ from kvplan.offline.budget.checkpoint import (
     hub_tensors,
     indexed_bytes,
 )
+from kvplan.offline.budget.drafter import drafter_model
 from kvplan.offline.budget.parameters import (
     Parameter,
     has_values_of_keys,
@@ -29,7 +30,7 @@ from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.layers import AttentionLayer, MLALayer
 from kvplan.offline.models.options import ModelOptions
 from kvplan.offline.models.parallel import pipeline_stages
-from kvplan.offline.models.plan_input import ModelConfig, ReadLayers, load, read_layers
+from kvplan.offline.models.plan_input import ModelConfig, ReadLayers, read_layers
 
 #: Types of models whose positions are in time and space, whether their config says so or not.
 _ROTATED_IN_SPACE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
@@ -144,7 +145,7 @@ def _drafter_bytes(
     own = {"speculative_config": None, "pipeline_parallel_size": 1, "max_model_len": None}
     ranks = speculative.get("draft_tensor_parallel_size") or options.tensor_parallel_size
     alone = options.replace(**own, pipeline_layer_partition=None, tensor_parallel_size=ranks)
-    return weights_on_ranks(load(str(speculative.get("model"))), alone).by_stage[0]
+    return weights_on_ranks(drafter_model(speculative), alone).by_stage[0]
 
 
 def config_tensors(read: ReadLayers, options: ModelOptions) -> list[Parameter]:
