@@ -178,6 +178,23 @@ def test_an_index_that_lies(snapshot):
     assert "b.safetensors, which is not there" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ({"weight_map": {"a": 5}}, "is no index of safetensors files"),
+        ({"weight_map": {"a": "../other/b.safetensors"}}, "which is not beside it"),
+        ({"metadata": {"total_size": 10}}, "states 10 bytes, but what the config describes is"),
+        ({"metadata": {"total_size": 10**15}}, "is of another model"),
+    ],
+)
+def test_an_index_of_something_else(snapshot, index, words):
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+    result = run("plan", snapshot, "--gpu", "H100")
+    assert result.exit_code == BAD_INPUT
+    assert words in result.stderr
+    assert result.stderr.count("--weights") == 1
+
+
 def test_damaged_files(snapshot):
     file = snapshot / "model.safetensors"
     file.write_bytes(b"\x7fELF" + bytes(100))

@@ -50,7 +50,7 @@ def _files(directory: Path) -> list[Path]:
         files = [directory / name for name in sorted(names)]
         missing = [file.name for file in files if not file.is_file()]
         if missing and len(missing) < len(files):
-            raise ModelError(f"{index} names {missing[0]}, which is not there; give --weights SIZE")
+            raise ModelError(f"{index} names {missing[0]}, which is not there")
         return [] if missing else files
     files = sorted(directory.glob("*.safetensors"))
     sharded = [file for file in files if not file.name.startswith("consolidated")]
@@ -68,7 +68,7 @@ def indexed_bytes(index: Path) -> int:
     if isinstance(total, float) and total.is_integer():
         total = int(total)
     if not isinstance(total, int) or isinstance(total, bool) or total <= 0:
-        raise ModelError(f"{index} has no metadata.total_size; give the size with --weights")
+        raise ModelError(f"{index} has no metadata.total_size")
     return total
 
 
@@ -121,8 +121,12 @@ def _read_index(index: Path) -> dict[str, Any]:
         value = json.loads(index.read_bytes())
     except (ValueError, RecursionError):
         value = None
-    if not isinstance(value, dict) or not isinstance(value.get("weight_map", {}), dict):
-        raise ModelError(f"{index} is no index of safetensors files; give the size with --weights")
+    names = value.get("weight_map", {}) if isinstance(value, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
+        raise ModelError(f"{index} is no index of safetensors files")
+    for name in names.values():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ModelError(f"{index} names {name!r}, which is not beside it")
     return value
 
 
@@ -131,7 +135,7 @@ def _tensors(file: Path) -> list[Parameter]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if not 0 < length <= min(size - 8, MAX_INDEX_BYTES):
-            raise ModelError(f"{file} is not a safetensors file; give the size with --weights")
+            raise ModelError(f"{file} is not a safetensors file")
         header = stream.read(length)
     try:
         entries = json.loads(header)
@@ -142,7 +146,7 @@ def _tensors(file: Path) -> list[Parameter]:
         ]
         stored = max((e["data_offsets"][1] for n, e in entries.items() if n[:2] != "__"), default=0)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError):
-        raise ModelError(f"{file} has a damaged header; give the size with --weights") from None
+        raise ModelError(f"{file} has a damaged header") from None
     if 8 + length + stored > size:
         raise ModelError(f"{file} is cut short: its header speaks of {stored:,} bytes of tensors")
     return found

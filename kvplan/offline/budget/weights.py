@@ -25,7 +25,7 @@ from kvplan.offline.budget.quantization import quantized
 from kvplan.offline.budget.sharding import Placement, bytes_on_rank, mtp_tensors, stored_bytes
 from kvplan.offline.models.config_file import builtin_models, model_on_hub, snapshot_directory
 from kvplan.offline.models.config_view import MAX_LAYERS, ConfigView
-from kvplan.offline.models.drafters import WITHOUT_CACHE, speculative_method
+from kvplan.offline.models.drafters import WITHOUT_CACHE, num_mtp_layers, speculative_method
 from kvplan.offline.models.errors import ModelError
 from kvplan.offline.models.layers import AttentionLayer, MLALayer
 from kvplan.offline.models.options import ModelOptions
@@ -34,6 +34,9 @@ from kvplan.offline.models.plan_input import ModelConfig, ReadLayers, read_layer
 
 #: Types of models whose positions are in time and space, whether their config says so or not.
 _ROTATED_IN_SPACE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+#: An index whose total is so many times what its config describes, or a part of it, lies: weights
+#: of 32 bits may be stored in 4 without a word of it in the config.
+_MOST_OFF = 9
 ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -86,8 +89,13 @@ def weights_on_ranks(
     itemsize = ITEM_SIZES[read.dtype]
     held = [bytes_on_rank(own, place, itemsize) for place in places]
     if total_bytes is not None:
-        in_checkpoint = [*own, *drafting] if _has_mtp(read.text) else own
+        in_checkpoint = [*own, *drafting] if num_mtp_layers(read.text) else own
         whole = stored_bytes(in_checkpoint, itemsize)
+        if source != "given" and not 1 / _MOST_OFF < total_bytes / whole < _MOST_OFF:
+            raise ModelError(
+                f"{source} of {model.source} states {total_bytes:,} bytes, but what the config "
+                f"describes is {int(whole):,}; one of them is of another model"
+            )
         held = [int(size * total_bytes / whole) for size in held]
     if source != "given":
         held = [
@@ -123,11 +131,6 @@ def _found(model: ModelConfig) -> tuple[list[Parameter] | None, int | None, str]
         if (directory / INDEX).is_file():
             return None, indexed_bytes(directory / INDEX), INDEX
     return None, None, "the config"
-
-
-def _has_mtp(text: ConfigView) -> bool:
-    keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
-    return any(isinstance(text.get(key), int) and text.get(key) > 0 for key in keys)
 
 
 def _drafter_bytes(

@@ -10,19 +10,12 @@ from typing import Any
 from kvplan.offline.serve_line import Argument, ServeLine, option_table
 from kvplan.offline.startup_log.facts import Start
 
-#: Keys of the engine's configuration by vLLM's name of the option.
-_CONFIG_KEYS = {
-    "revision": "revision",
-    "dtype": "dtype",
-    "tensor_parallel_size": "tensor_parallel_size",
-    "pipeline_parallel_size": "pipeline_parallel_size",
-    "data_parallel_size": "data_parallel_size",
-    "decode_context_parallel_size": "decode_context_parallel_size",
-    "quantization": "quantization",
-    "enforce_eager": "enforce_eager",
-    "kv_cache_dtype": "kv_cache_dtype",
-    "enable_prefix_caching": "enable_prefix_caching",
-}
+#: Options that the engine's configuration names as vLLM's line does.
+_CONFIG_KEYS = (
+    "revision", "dtype", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+    "decode_context_parallel_size", "quantization", "enforce_eager", "kv_cache_dtype",
+    "enable_prefix_caching",
+)  # fmt: skip
 _SPECULATIVE = re.compile(
     r"SpeculativeConfig\(method='(\w+)', model='?([^',]*)'?, num_spec_tokens=(\d+)"
 )
@@ -55,10 +48,10 @@ def reconstructed_line(start: Start) -> ServeLine:
 
 def _from_config(config: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for key, dest in _CONFIG_KEYS.items():
+    for key in _CONFIG_KEYS:
         value = config.get(key)
         if value not in _TELLS_NOTHING and value is not False and value != 1:
-            found[dest] = value
+            found[key] = value
     if config.get("enable_prefix_caching") is False:
         found["enable_prefix_caching"] = False
     speculative = config.get("speculative_config")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,6 +132,4 @@ def _has_figures(rank: Rank) -> bool:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    import re
-
     return [(int(p), "") if p.isdigit() else (0, p) for p in re.split(r"(\d+)", name) if p]
