@@ -9,126 +9,6 @@ import numpy.typing
 import typing
 import typing_extensions
 
-__all__: list[str] = [
-    "AttentionSpec",
-    "BlockOps",
-    "BlockPool",
-    "BlockPoolError",
-    "BlockPoolEvent",
-    "CacheBlocks",
-    "CacheGroup",
-    "CacheManager",
-    "ChunkedLocalAttentionSpec",
-    "CircularBufferSpec",
-    "CrossAttentionSpec",
-    "CustomSpec",
-    "DEFAULT_MAX_GROUPS",
-    "DeviceError",
-    "DevicePool",
-    "DeviceTables",
-    "EncoderOnlyAttentionSpec",
-    "Frontier",
-    "FullAttentionSpec",
-    "GROUP_PRICE",
-    "GroupReport",
-    "GroupingPoint",
-    "HiSparseHotSpec",
-    "HiSparseResidentSpec",
-    "HiddenStateCacheSpec",
-    "InconsistentSpec",
-    "InvalidArgument",
-    "KVCacheBlock",
-    "KVCacheSpec",
-    "LayoutError",
-    "MAX_BLOCK_HASH_BYTES",
-    "MAX_TABLE_GROUPS",
-    "MLAAttentionSpec",
-    "MambaSpec",
-    "MergeError",
-    "NotEnoughMemory",
-    "Overflow",
-    "POOL_STATE_SIZE",
-    "PageSizeError",
-    "Plan",
-    "PlanningConfig",
-    "PlanningError",
-    "PrefixHit",
-    "RSWASpec",
-    "RequestBlockHasher",
-    "SinkFullAttentionSpec",
-    "SlicedBlockPool",
-    "SlicedDevicePool",
-    "SlicedPoint",
-    "SlidingWindowMLASpec",
-    "SlidingWindowSpec",
-    "TensorView",
-    "UniformTypeKVCacheSpecs",
-    "Unsupported",
-    "VllmBlockPool",
-    "VllmCacheManager",
-    "VllmPlanner",
-    "WorkerReport",
-    "allocate_slices_workspace",
-    "annotate_eagle_groups",
-    "annotate_global_groups",
-    "append_slots_workspace",
-    "approximate_gcd",
-    "auto_fit_max_model_len",
-    "bucket_layers_by_page_size",
-    "check_exact_partition",
-    "check_layers_admission",
-    "check_placement",
-    "compute_block_regions",
-    "compute_kv_cache_view",
-    "compute_layer_kv_cache_shape_bytes",
-    "compute_layout_strides",
-    "cpu_block_ops",
-    "create_kv_cache_group_specs",
-    "dtype_size",
-    "ensure_min_page_size",
-    "estimate_max_model_len",
-    "estimate_max_model_len_from_groups",
-    "field_table",
-    "frontier",
-    "get_global_kv_cache_groups",
-    "get_kv_cache_bytes_per_block",
-    "get_kv_cache_groups",
-    "get_kv_cache_groups_uniform_page_size",
-    "get_packed_kv_cache_groups",
-    "groups_partition_layers_exactly",
-    "is_kv_cache_spec_uniform",
-    "kv_cache_groups_tp_replicas",
-    "layer_block_stride",
-    "load_block_ops",
-    "max_concurrency",
-    "max_memory_usage_bytes",
-    "max_memory_usage_bytes_from_groups",
-    "merge_worker_specs",
-    "place_kv_cache_groups",
-    "plan",
-    "pool_bytes_per_block",
-    "project_kv_cache_groups_to_worker",
-    "promote_local_kv_cache_specs",
-    "read_request",
-    "read_vllm_config",
-    "replay",
-    "resolve_kv_cache_block_sizes",
-    "slice_words",
-    "sliced_point",
-    "spec_class_names",
-    "spec_field_names",
-    "spec_from_dict",
-    "spec_uniform_type_base",
-    "try_get_full_allocation_fallback_groups",
-    "unify_hybrid_kv_cache_specs",
-    "unify_kv_cache_spec_page_size",
-    "uses_trailing_mtp_layers",
-    "validate_kv_cache_layout",
-    "vector_bytes",
-    "vllm_cache_groups",
-    "warn_if_unannotated_eagle_mamba",
-]
-
 class BlockPoolError(ValueError):
     """A block pool operation that would break the pool."""
 
@@ -1261,7 +1141,7 @@ class CacheManager:
     @property
     def scheduler_block_size(self) -> int: ...
     @property
-    def sliced_pool(self) -> ...:
+    def sliced_pool(self) -> typing.Any:
         """The manager's SlicedBlockPool; Unsupported without slices."""
     @property
     def usage(self) -> float: ...
@@ -2048,8 +1928,9 @@ def replay(
     A request's tokens are parts of texts (num_parts of each request, then the texts and lengths of all
     in order; its outputs are tokens of output_texts), or token_ids: prompt and outputs of each request,
     one after another. arrivals are seconds and ascend. step_time: seconds a step, a token, a sequence, a
-    token of context, a group, and a group of a sequence. go_on(number of requests that are done) -> False ends the replay; so do more than most_late requests
-    whose first token came later than late_after seconds.
+    token of context, a group, and a group of a sequence. go_on(number of requests that are done) ->
+    False ends the replay; so do more than most_late requests whose first token came later than
+    late_after seconds.
 
     Returns a dict of numbers, with arrays for "requests" (end: 0 finished, 1 too long, 2 no room, 3
     unfinished) and "samples", the load over time.

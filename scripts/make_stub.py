@@ -55,6 +55,8 @@ def annotate(text: str) -> str:
     text = re.sub(r'(:\n +)"""\n +([^\n"]+[^\n"\\])\n +"""', r'\1"""\2"""', text)
     text = re.sub(r"\*(args|kwargs)(?=[,)])", r"*\1: typing.Any", text)
     text = re.sub(r"^( *def \w+\(.*\)):$", r"\1 -> typing.Any:", text, flags=re.M)
+    # A class that is bound later.
+    text = text.replace(") -> ...:", ") -> typing.Any:")
     # A pointer that may be null.
     text = re.sub(r"(\w+: (?!typing\.Any)[\w.]+) = None(?=[,)])", r"\1 | None = None", text)
     text = re.sub(r"(def __eq__\(self, \w+): [\w.]+\)", r"\1: object)", text)
@@ -79,7 +81,8 @@ def main() -> None:
                 exceptions.append(exception_stub(name))
                 known.add(name)
         names = [name for name in names if name not in known]
-    text = re.sub(r"^__all__: .*\n", lambda m: m.group() + "".join(exceptions), text, flags=re.M)
+    # A list of all names would say again what follows.
+    text = re.sub(r"^__all__: .*\n", lambda _: "".join(exceptions), text, flags=re.M)
     # pybind11 spells an argument that takes an integer at length.
     text = text.replace(PYBIND_INT, "int").replace(PYBIND_FLOAT, "float")
     text = text.replace(": int = None", ": int | None = None")
