@@ -124,11 +124,13 @@ class SustainedRate:
         limits: What in time means.
         at_rate: The load with so many requests a second.
         policy: The scheduler's settings.
+        start: A rate to begin with.
     """
 
     limits: Limits
     at_rate: Callable[[float], Trace]
     policy: Policy
+    start: float = 1.0
 
     def measure(self, plan: kvplan.Plan, best: float) -> tuple[float, Report]:
         """The rate; 0 where it is not above the best plan's."""
@@ -149,7 +151,7 @@ class SustainedRate:
         above = best * PRECISION
         if best and not keeps(above):
             return 0.0, reports[above]
-        found = highest_rate(keeps, above or 1.0)
+        found = highest_rate(keeps, above or self.start)
         return found, reports.get(found) or next(iter(reports.values()))
 
 
