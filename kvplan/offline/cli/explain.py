@@ -144,7 +144,7 @@ def _stages(plan: kvplan.Plan) -> int:
 
 
 def _group_sentence(plan: kvplan.Plan, row: GroupRow) -> str:
-    whole = row.count * row.pages * row.slice_bytes
+    whole = row.held_bytes
     held = held_bytes(plan)
     share = whole / held if held else 0
     groups = f"Group {row.label}" if row.count == 1 else f"Groups {row.label}, each"
@@ -257,7 +257,7 @@ def bill_dict(given: PlannerInput, plan: kvplan.Plan, actual: kvplan.Plan | None
                 "block_size": row.block_size,
                 "blocks": row.pages,
                 "slices": row.slices,
-                "bytes": row.count * row.pages * row.slice_bytes,
+                "bytes": row.held_bytes,
                 "padding_bytes_per_block": row.padding_bytes,
                 "hit_blocks": unit and row.count * unit.blocks[row.first],
                 "why": _why(plan, row),

@@ -23,11 +23,10 @@ from kvplan.offline.cli.plan_facts import (
 )
 from kvplan.offline.cli.question import PlannerInput
 from kvplan.offline.cli.sizes import floor_hundredths, format_size
-from kvplan.offline.cli.terminal import Column, FittingTable
+from kvplan.offline.cli.terminal import Column, FittingTable, named_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 VERSION = 1
 
@@ -235,7 +234,8 @@ def render_plan(
     console.print(_title(given, plan))
     if plan.groups:
         group_table(given, plan).print(console)
-    console.print(_facts(given, plan, knobs))
+    helps = [("" if index else "Would help", knob.words) for index, knob in enumerate(knobs[:3])]
+    console.print(named_lines([*plan_lines(given, plan), *helps]))
     for warning in own_warnings(given, plan):
         console.print(f"Warning: {warning}", style="yellow", markup=False)
     for warning in plan.warnings:
@@ -286,7 +286,7 @@ def group_table(given: PlannerInput, plan: kvplan.Plan) -> FittingTable:
             format_size(row.page_size_bytes),
             f"{padding:.1%}" if row.padding_bytes else "-",
             _blocks(row),
-            f"{row.count * row.pages * row.slice_bytes / held:.1%}" if held else "-",
+            f"{row.held_bytes / held:.1%}" if held else "-",
         )
     return table
 
@@ -322,20 +322,6 @@ def _title(given: PlannerInput, plan: kvplan.Plan) -> str:
         sizes = " to ".join(format_size(m) for m in dict.fromkeys((memory[0], memory[-1])))
         title += f", {sizes} for the KV cache of each GPU"
     return title + "\n" + escape("; ".join(facts))
-
-
-def _facts(given: PlannerInput, plan: kvplan.Plan, knobs: list[Knob]) -> Table:
-
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, text in plan_lines(given, plan):
-        grid.add_row(name, text)
-    for index, knob in enumerate(knobs[:3]):
-        grid.add_row("Would help" if index == 0 else "", knob.words)
-    return grid
 
 
 def plan_lines(given: PlannerInput, plan: kvplan.Plan) -> list[tuple[str, str]]:
@@ -433,7 +419,7 @@ def _limit(given: PlannerInput, plan: kvplan.Plan) -> str:
         kinds.setdefault(row.kind, []).append(row)
 
     def bytes_of(rows: list[GroupRow]) -> int:
-        return sum(row.count * row.pages * row.slice_bytes for row in rows)
+        return sum(row.held_bytes for row in rows)
 
     kind, rows = max(kinds.items(), key=lambda item: bytes_of(item[1]))
     labels = ", ".join(row.label for row in rows)

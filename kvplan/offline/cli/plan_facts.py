@@ -130,6 +130,11 @@ class GroupRow:
         return f" ({self.draft_layers} of {self.layers} a drafter's)" if is_mixed else ""
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes that one request holds in all groups of the run."""
+        return self.count * self.pages * self.slice_bytes
+
+    @property
     def label(self) -> str:
         """The groups' numbers."""
         return str(self.first) if self.count == 1 else f"{self.first}-{self.first + self.count - 1}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.offline.cli.failures import counted
 from kvplan.offline.cli.sizes import format_size
-from kvplan.offline.cli.terminal import Column, FittingTable
+from kvplan.offline.cli.terminal import Column, FittingTable, named_lines
 from kvplan.offline.replay.run import quantiles
 
 if TYPE_CHECKING:
@@ -17,16 +17,8 @@ if TYPE_CHECKING:
 
 def render_replay(console: Console, label: str, report: Report, policy: Policy) -> None:
     """Print the result."""
-    from rich.table import Table
-
     console.print(f"[bold]{label}[/bold]: {report.trace.name}")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, text in replay_lines(report):
-        grid.add_row(name, text)
-    grid.add_row("Step time", policy.step_time.words)
-    console.print(grid)
+    console.print(named_lines([*replay_lines(report), ("Step time", policy.step_time.words)]))
     group_table(report).print(console)
 
 

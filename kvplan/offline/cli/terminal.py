@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -46,6 +46,18 @@ def make_console(*, stderr: bool = False) -> Console:
     if not file.isatty():
         file = cast("TextIO", _WithoutTrailingBlanks(file))
     return Console(file=file, width=width, highlight=False, emoji=False, soft_wrap=False)
+
+
+def named_lines(lines: Iterable[tuple[str, str]]) -> Table:
+    """Sentences, each with its name in bold at the left."""
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in lines:
+        grid.add_row(name, text)
+    return grid
 
 
 #: Columns between two cells, in the order in which they are tried.
