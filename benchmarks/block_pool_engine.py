@@ -4,9 +4,9 @@ Usage: python benchmarks/block_pool_engine.py MODEL_DIR
 
 Needs vLLM's CPU engine (0.32). Each pool serves the same load in a process of its own: a tiny
 random model, so that the scheduler's share of a step is as large as on a fast accelerator.
-Every call of the pool is timed; the timer's own cost, about 0.1 us a call, is in all figures. With
-slices, that is each group's pool, and what takes and returns slices for all of them; kvplan's
-manager calls its pool natively, and only schedule() shows what it costs.
+Every call of the pool is timed; the timer's own cost, about 0.1 us a call, is in all figures.
+kvplan's manager, with slices or without, calls its pool natively, and only schedule() shows what it
+costs.
 """
 
 import json
@@ -78,16 +78,10 @@ def serve(which: str, model_dir: Path) -> dict[str, float]:
     engine = pool_load.make_engine(model_dir, num_blocks=4000, block_size=32)
     core = engine.llm_engine.engine_core.engine_core
     manager = core.scheduler.kv_cache_manager
-    pools = dict.fromkeys(one.block_pool for one in manager.coordinator.single_type_managers)
-    assert (len(pools) > 1) == (which == "sliced")
     step = Step()
-    for pool in pools:
-        for name in METHODS:
-            setattr(pool, name, timed(step, getattr(pool, name), add_pool))
-    if which == "sliced":
-        for name in ("set_aside", "return_unused"):
-            reserve = manager.block_pool
-            setattr(reserve, name, timed(step, getattr(reserve, name), add_pool))
+    pool = manager.block_pool
+    for name in METHODS if which in ("vllm", "kvplan") else ():
+        setattr(pool, name, timed(step, getattr(pool, name), add_pool))
     core.scheduler.schedule = timed(step, core.scheduler.schedule, add_schedule)
     steps: list[tuple[float, float, float, int]] = []
     step_fn = core.step_fn

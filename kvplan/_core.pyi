@@ -868,6 +868,216 @@ class BlockPool:
     def usage(self) -> float:
         """Share of num_blocks - 1 in use; 0 for a pool of one block."""
 
+class SlicedBlockPool:
+    """
+    Hands out the blocks of a plan with grouping="sliced" and finds them by hash.
+
+    Group g cuts each of the pool's large blocks into slices[g] slices, which are its blocks: block
+    large_id * slices[g] + slice. A large block belongs to one group at a time. Large block 0 is the
+    null block of every group, so block 0 is null and blocks 1 to slices[g] - 1 do not exist.
+
+    Block ids are int32 numpy arrays, one call a request; null blocks are skipped wherever ids are
+    taken. Every call completes, or raises BlockPoolError (a ValueError) and changes nothing. Hashes
+    are 1 to 32 bytes. One writer: calls must not overlap.
+
+    num_large_blocks: large blocks of the pool, the null block included; a plan's num_blocks.
+    slices: slices of a large block, for each group.
+    enable_caching: off, a block that nobody holds any more loses its hash.
+    enable_events: queue changes of the prefix cache for take_events().
+    max_events: events that wait at most; one more drops them all for one 'lost' event.
+    own_first_above: share of the pool, 0 to 1. When no large block is empty, a group with more bytes
+    than that free in its partly used large blocks reuses what is cached there before it empties
+    another large block. The smaller, the fuller the pool gets; the larger, the longer the prefix
+    cache remembers.
+    """
+    def __init__(
+        self,
+        num_large_blocks: int,
+        slices: collections.abc.Sequence[int],
+        *,
+        enable_caching: bool = True,
+        enable_events: bool = False,
+        max_events: int = 100000,
+        own_first_above: float = 0.0625,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def __reduce__(self) -> tuple: ...
+    def __repr__(self) -> str: ...
+    def allocate(
+        self,
+        num_new: collections.abc.Sequence[int],
+        found: collections.abc.Sequence[typing.Any] | None = None,
+        *,
+        frugal: bool = False,
+    ) -> list:
+        """
+        Holds the blocks found in the prefix cache and takes new ones, all or nothing.
+
+        num_new: new blocks of each group. found: block ids of each group.
+        frugal: takes no large block beyond num_large_blocks_needed().
+        Returns the new ids of each group, as int32 arrays of shape (num_new[g],).
+        """
+    def block_hash(self, block_id: int, group_id: int) -> typing.Any:
+        """The hash of a block, or None."""
+    def cache_full_blocks(
+        self,
+        block_ids: typing.Any,
+        hashes: typing.Any,
+        block_size: int,
+        group_id: int,
+        *,
+        first_block: int = 0,
+        parent_hash: bytes | None = None,
+        mask: collections.abc.Sequence[bool] | None = None,
+    ) -> None:
+        """
+        Makes full blocks in use reachable by their hashes, one per block.
+
+        block_size: tokens. first_block: index of block_ids[0] within the request.
+        parent_hash: hash of the block before. mask: one bool per block, False leaves it out.
+        """
+    def cache_partial_block(
+        self,
+        block_id: int,
+        block_hash: bytes,
+        num_tokens: int,
+        *,
+        hash_block_size: int,
+        group_id: int,
+        parent_hash: bytes | None = None,
+        replace_existing: bool = False,
+    ) -> bool:
+        """
+        Makes the boundary after num_tokens tokens of the prefix, inside a block in use,
+        reachable. False for the null block and for a boundary that a later one has replaced.
+        """
+    def can_allocate(
+        self,
+        num_new: collections.abc.Sequence[int],
+        found: collections.abc.Sequence[typing.Any] | None = None,
+    ) -> bool:
+        """Whether allocate() would succeed; exact, in O(groups + blocks found)."""
+    def can_make_room(
+        self,
+        num_new: collections.abc.Sequence[int],
+        found: collections.abc.Sequence[typing.Any] | None = None,
+        *,
+        max_moves: int | None = None,
+        pinned: collections.abc.Sequence[typing.Any] | None = None,
+    ) -> bool:
+        """
+        Whether make_room() would succeed. Exact; O(groups + blocks found) without max_moves
+        and pinned.
+        """
+    def check_invariants(self) -> None:
+        """Raises BlockPoolError if the pool contradicts itself. O(slices)."""
+    def evict_blocks(self, block_ids: typing.Any, group_id: int) -> None:
+        """Drops the hashes of the blocks."""
+    def free_blocks(self, block_ids: typing.Any, group_id: int) -> None:
+        """
+        One holder less for each block. Within a large block, cached slices that become free
+        are evicted in the order given.
+        """
+    def get_cached_block(
+        self, block_hash: bytes, group_ids: collections.abc.Sequence[int]
+    ) -> typing.Any:
+        """One block per group, as int32 array, or None if a group has none."""
+    def get_cached_prefix(self, hashes: typing.Any, group_id: int) -> numpy.ndarray:
+        """
+        Blocks of the longest cached prefix of hashes, as int32 array. hashes: list of bytes,
+        or uint8 array of shape (n, bytes).
+        """
+    def get_new_blocks(self, num_blocks: int, group_id: int) -> numpy.ndarray:
+        """New blocks of the group, as int32 array of shape (num_blocks,); all or none."""
+    def make_room(
+        self,
+        num_new: collections.abc.Sequence[int],
+        found: collections.abc.Sequence[typing.Any] | None = None,
+        *,
+        max_moves: int | None = None,
+        pinned: collections.abc.Sequence[typing.Any] | None = None,
+    ) -> typing.Any:
+        """
+        Makes allocate(num_new, found) possible by moving blocks, so that large blocks come free.
+
+        num_new, found: as for allocate(). max_moves: do nothing if more would be needed.
+        pinned: for each group, ids that must not move, since a transfer reads or writes them, say; the
+        whole large blocks that they lie in stay.
+
+        Returns for each group a pair of int32 arrays, sources and destinations, empty where the blocks
+        fit already; None, and nothing happens, if moving does not help. From here on the pool knows the
+        new ids only, holders and hashes included. The caller rewrites its block tables and found, and
+        copies the contents after everything that was launched with the old ids and before anything that
+        writes blocks handed out from now on. The copies of one call may run in any order or at once:
+        every source and destination occurs once, and none is both. Those of two calls keep their order.
+        """
+    def move_block_hashes(self, src: int, dst: int, group_id: int) -> None:
+        """Re-points all hashes of src to dst, which must be in use and have none."""
+    def num_blocks(self, group_id: int) -> int:
+        """Ids of the group: num_large_blocks * slices, the null block's among them."""
+    def num_free_blocks(self, group_id: int) -> int:
+        """Blocks that the group could get if no other group took any."""
+    def num_large_blocks_needed(
+        self,
+        num_new: collections.abc.Sequence[int],
+        found: collections.abc.Sequence[typing.Any] | None = None,
+    ) -> int:
+        """
+        Large blocks that allocate() would take off num_free_large_blocks, also if it would
+        fail. Exact.
+        """
+    def num_used_blocks(self, group_id: int) -> int: ...
+    def owner(self, large_id: int) -> int | None:
+        """The group that a large block belongs to; None in the reserve and for large block 0."""
+    def ref_counts(self, block_ids: typing.Any, group_id: int) -> numpy.ndarray:
+        """Holders of each block, int32."""
+    def reset_prefix_cache(self) -> bool:
+        """Forgets everything cached; False, and nothing happens, while a block is in use."""
+    def take_events(self) -> list[BlockPoolEvent]:
+        """Queued events, oldest first."""
+    def touch(self, block_ids: typing.Any, group_id: int) -> None:
+        """One more holder for each block, which must have a holder or a hash, or be unpinned."""
+    def unpin_blocks(
+        self, block_ids: typing.Any, on_reuse: collections.abc.Callable, group_id: int
+    ) -> None:
+        """
+        Like free_blocks, but the contents stay as long as those of cached blocks do.
+        on_reuse(block_id, group_id) is called when they are given up: for another block, for
+        moves, or as the prefix cache is reset.
+        """
+    @property
+    def enable_caching(self) -> bool: ...
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes reserved for records and hash index."""
+    @property
+    def num_cached_hashes(self) -> int: ...
+    @property
+    def num_empty_large_blocks(self) -> int:
+        """
+        Large blocks that hold nothing. While there are some, nothing cached
+        is evicted for new blocks.
+        """
+    @property
+    def num_free_large_blocks(self) -> int:
+        """Large blocks without a slice in use."""
+    @property
+    def num_free_large_blocks_after_moves(self) -> int:
+        """Large blocks that would be free if each group's blocks were moved together."""
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def num_large_blocks(self) -> int: ...
+    @property
+    def slice_usage(self) -> float:
+        """Share of the bytes of num_large_blocks - 1 in slices in use."""
+    @property
+    def slices(self) -> list[int]:
+        """Slices of a large block, for each group."""
+    @property
+    def usage(self) -> float:
+        """Share of num_large_blocks - 1 with a slice in use."""
+
 class CacheGroup:
     """
     A KV cache group as the cache manager sees it.
@@ -1141,220 +1351,10 @@ class CacheManager:
     @property
     def scheduler_block_size(self) -> int: ...
     @property
-    def sliced_pool(self) -> typing.Any:
+    def sliced_pool(self) -> SlicedBlockPool:
         """The manager's SlicedBlockPool; Unsupported without slices."""
     @property
     def usage(self) -> float: ...
-
-class SlicedBlockPool:
-    """
-    Hands out the blocks of a plan with grouping="sliced" and finds them by hash.
-
-    Group g cuts each of the pool's large blocks into slices[g] slices, which are its blocks: block
-    large_id * slices[g] + slice. A large block belongs to one group at a time. Large block 0 is the
-    null block of every group, so block 0 is null and blocks 1 to slices[g] - 1 do not exist.
-
-    Block ids are int32 numpy arrays, one call a request; null blocks are skipped wherever ids are
-    taken. Every call completes, or raises BlockPoolError (a ValueError) and changes nothing. Hashes
-    are 1 to 32 bytes. One writer: calls must not overlap.
-
-    num_large_blocks: large blocks of the pool, the null block included; a plan's num_blocks.
-    slices: slices of a large block, for each group.
-    enable_caching: off, a block that nobody holds any more loses its hash.
-    enable_events: queue changes of the prefix cache for take_events().
-    max_events: events that wait at most; one more drops them all for one 'lost' event.
-    own_first_above: share of the pool, 0 to 1. When no large block is empty, a group with more bytes
-    than that free in its partly used large blocks reuses what is cached there before it empties
-    another large block. The smaller, the fuller the pool gets; the larger, the longer the prefix
-    cache remembers.
-    """
-    def __init__(
-        self,
-        num_large_blocks: int,
-        slices: collections.abc.Sequence[int],
-        *,
-        enable_caching: bool = True,
-        enable_events: bool = False,
-        max_events: int = 100000,
-        own_first_above: float = 0.0625,
-    ) -> None: ...
-    def __len__(self) -> int: ...
-    def __reduce__(self) -> tuple: ...
-    def __repr__(self) -> str: ...
-    def allocate(
-        self,
-        num_new: collections.abc.Sequence[int],
-        found: collections.abc.Sequence[typing.Any] | None = None,
-        *,
-        frugal: bool = False,
-    ) -> list:
-        """
-        Holds the blocks found in the prefix cache and takes new ones, all or nothing.
-
-        num_new: new blocks of each group. found: block ids of each group.
-        frugal: takes no large block beyond num_large_blocks_needed().
-        Returns the new ids of each group, as int32 arrays of shape (num_new[g],).
-        """
-    def block_hash(self, block_id: int, group_id: int) -> typing.Any:
-        """The hash of a block, or None."""
-    def cache_full_blocks(
-        self,
-        block_ids: typing.Any,
-        hashes: typing.Any,
-        block_size: int,
-        group_id: int,
-        *,
-        first_block: int = 0,
-        parent_hash: bytes | None = None,
-        mask: collections.abc.Sequence[bool] | None = None,
-    ) -> None:
-        """
-        Makes full blocks in use reachable by their hashes, one per block.
-
-        block_size: tokens. first_block: index of block_ids[0] within the request.
-        parent_hash: hash of the block before. mask: one bool per block, False leaves it out.
-        """
-    def cache_partial_block(
-        self,
-        block_id: int,
-        block_hash: bytes,
-        num_tokens: int,
-        *,
-        hash_block_size: int,
-        group_id: int,
-        parent_hash: bytes | None = None,
-        replace_existing: bool = False,
-    ) -> bool:
-        """
-        Makes the boundary after num_tokens tokens of the prefix, inside a block in use,
-        reachable. False for the null block and for a boundary that a later one has replaced.
-        """
-    def can_allocate(
-        self,
-        num_new: collections.abc.Sequence[int],
-        found: collections.abc.Sequence[typing.Any] | None = None,
-    ) -> bool:
-        """Whether allocate() would succeed; exact, in O(groups + blocks found)."""
-    def can_make_room(
-        self,
-        num_new: collections.abc.Sequence[int],
-        found: collections.abc.Sequence[typing.Any] | None = None,
-        *,
-        max_moves: int | None = None,
-        pinned: collections.abc.Sequence[typing.Any] | None = None,
-    ) -> bool:
-        """
-        Whether make_room() would succeed. Exact; O(groups + blocks found) without max_moves
-        and pinned.
-        """
-    def check_invariants(self) -> None:
-        """Raises BlockPoolError if the pool contradicts itself. O(slices)."""
-    def evict_blocks(self, block_ids: typing.Any, group_id: int) -> None:
-        """Drops the hashes of the blocks."""
-    def free_blocks(self, block_ids: typing.Any, group_id: int) -> None:
-        """
-        One holder less for each block. Within a large block, cached slices that become free
-        are evicted in the order given.
-        """
-    def get_cached_block(
-        self, block_hash: bytes, group_ids: collections.abc.Sequence[int]
-    ) -> typing.Any:
-        """One block per group, as int32 array, or None if a group has none."""
-    def get_cached_prefix(self, hashes: typing.Any, group_id: int) -> numpy.ndarray:
-        """
-        Blocks of the longest cached prefix of hashes, as int32 array. hashes: list of bytes,
-        or uint8 array of shape (n, bytes).
-        """
-    def get_new_blocks(self, num_blocks: int, group_id: int) -> numpy.ndarray:
-        """New blocks of the group, as int32 array of shape (num_blocks,); all or none."""
-    def make_room(
-        self,
-        num_new: collections.abc.Sequence[int],
-        found: collections.abc.Sequence[typing.Any] | None = None,
-        *,
-        max_moves: int | None = None,
-        pinned: collections.abc.Sequence[typing.Any] | None = None,
-    ) -> typing.Any:
-        """
-        Makes allocate(num_new, found) possible by moving blocks, so that large blocks come free.
-
-        num_new, found: as for allocate(). max_moves: do nothing if more would be needed.
-        pinned: for each group, ids that must not move, since a transfer reads or writes them, say; the
-        whole large blocks that they lie in stay.
-
-        Returns for each group a pair of int32 arrays, sources and destinations, empty where the blocks
-        fit already; None, and nothing happens, if moving does not help. From here on the pool knows the
-        new ids only, holders and hashes included. The caller rewrites its block tables and found, and
-        copies the contents after everything that was launched with the old ids and before anything that
-        writes blocks handed out from now on. The copies of one call may run in any order or at once:
-        every source and destination occurs once, and none is both. Those of two calls keep their order.
-        """
-    def move_block_hashes(self, src: int, dst: int, group_id: int) -> None:
-        """Re-points all hashes of src to dst, which must be in use and have none."""
-    def num_blocks(self, group_id: int) -> int:
-        """Ids of the group: num_large_blocks * slices, the null block's among them."""
-    def num_free_blocks(self, group_id: int) -> int:
-        """Blocks that the group could get if no other group took any."""
-    def num_large_blocks_needed(
-        self,
-        num_new: collections.abc.Sequence[int],
-        found: collections.abc.Sequence[typing.Any] | None = None,
-    ) -> int:
-        """
-        Large blocks that allocate() would take off num_free_large_blocks, also if it would
-        fail. Exact.
-        """
-    def num_used_blocks(self, group_id: int) -> int: ...
-    def owner(self, large_id: int) -> int | None:
-        """The group that a large block belongs to; None in the reserve and for large block 0."""
-    def ref_counts(self, block_ids: typing.Any, group_id: int) -> numpy.ndarray:
-        """Holders of each block, int32."""
-    def reset_prefix_cache(self) -> bool:
-        """Forgets everything cached; False, and nothing happens, while a block is in use."""
-    def take_events(self) -> list[BlockPoolEvent]:
-        """Queued events, oldest first."""
-    def touch(self, block_ids: typing.Any, group_id: int) -> None:
-        """One more holder for each block, which must have a holder or a hash, or be unpinned."""
-    def unpin_blocks(
-        self, block_ids: typing.Any, on_reuse: collections.abc.Callable, group_id: int
-    ) -> None:
-        """
-        Like free_blocks, but the contents stay as long as those of cached blocks do.
-        on_reuse(block_id, group_id) is called when they are given up: for another block, for
-        moves, or as the prefix cache is reset.
-        """
-    @property
-    def enable_caching(self) -> bool: ...
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes reserved for records and hash index."""
-    @property
-    def num_cached_hashes(self) -> int: ...
-    @property
-    def num_empty_large_blocks(self) -> int:
-        """
-        Large blocks that hold nothing. While there are some, nothing cached
-        is evicted for new blocks.
-        """
-    @property
-    def num_free_large_blocks(self) -> int:
-        """Large blocks without a slice in use."""
-    @property
-    def num_free_large_blocks_after_moves(self) -> int:
-        """Large blocks that would be free if each group's blocks were moved together."""
-    @property
-    def num_groups(self) -> int: ...
-    @property
-    def num_large_blocks(self) -> int: ...
-    @property
-    def slice_usage(self) -> float:
-        """Share of the bytes of num_large_blocks - 1 in slices in use."""
-    @property
-    def slices(self) -> list[int]:
-        """Slices of a large block, for each group."""
-    @property
-    def usage(self) -> float:
-        """Share of num_large_blocks - 1 with a slice in use."""
 
 class DevicePool:
     """Where a pool's arrays are."""
@@ -1659,6 +1659,8 @@ class VllmCacheManager:
     @staticmethod
     def _get_num_blocks_to_allocate(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
+    def _num_free_blocks(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
+    @staticmethod
     def _request_ids(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
     def _settings(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
@@ -1669,6 +1671,8 @@ class VllmCacheManager:
     @staticmethod
     def _take_copies(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
     @staticmethod
+    def _usage(*args: typing.Any, **kwargs: typing.Any) -> typing.Any: ...
+    @staticmethod
     def allocate_slots(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         """Mirrors KVCacheManager.allocate_slots (0.33)."""
     @staticmethod
@@ -1677,6 +1681,9 @@ class VllmCacheManager:
     @staticmethod
     def check_invariants(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         """Raises BlockPoolError if tables and pool contradict each other."""
+    @staticmethod
+    def estimate_cached_tokens(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """Mirrors KVCacheManager.estimate_cached_tokens (0.33)."""
     @staticmethod
     def free(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         """Mirrors KVCacheManager.free (0.33)."""
@@ -1972,6 +1979,7 @@ def vllm_cache_groups(
     specs: list,
     is_eagle_group: collections.abc.Sequence[bool],
     same_as: collections.abc.Sequence[int],
+    slices: collections.abc.Sequence[int] = [],
 ) -> typing_extensions.CapsuleType:
     """The groups of kvplan's own specs, for VllmCacheManager."""
 

@@ -55,8 +55,6 @@ def annotate(text: str) -> str:
     text = re.sub(r'(:\n +)"""\n +([^\n"]+[^\n"\\])\n +"""', r'\1"""\2"""', text)
     text = re.sub(r"\*(args|kwargs)(?=[,)])", r"*\1: typing.Any", text)
     text = re.sub(r"^( *def \w+\(.*\)):$", r"\1 -> typing.Any:", text, flags=re.M)
-    # A class that is bound later.
-    text = text.replace(") -> ...:", ") -> typing.Any:")
     # A pointer that may be null.
     text = re.sub(r"(\w+: (?!typing\.Any)[\w.]+) = None(?=[,)])", r"\1 | None = None", text)
     text = re.sub(r"(def __eq__\(self, \w+): [\w.]+\)", r"\1: object)", text)

@@ -15,9 +15,9 @@ PYBIND11_MODULE(_core, m) {
   kvplan::bindings::bind_check(m);
   kvplan::bindings::bind_frontier(m);
   kvplan::bindings::bind_block_pool(m);
+  kvplan::bindings::bind_sliced_block_pool(m);
   kvplan::bindings::bind_cache_manager(m);
   kvplan::bindings::bind_replay(m);
-  kvplan::bindings::bind_sliced_block_pool(m);
   kvplan::bindings::bind_block_ops(m);
   kvplan::bindings::bind_vllm_block_pool(m);
   kvplan::bindings::bind_vllm_config(m);

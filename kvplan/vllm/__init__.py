@@ -72,7 +72,7 @@ def _patches(flow: Flow) -> list[Any]:
     if flow.options.flow:
         patches += flow.patches()
     if flow.options.grouping.get("grouping") == "sliced":
-        from kvplan.vllm.sliced import patches as sliced
+        from kvplan.vllm.sliced import config as sliced
 
         patches += sliced.patches(flow)
     if flow.options.block_pool:

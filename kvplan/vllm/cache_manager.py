@@ -36,6 +36,7 @@ from kvplan.vllm import block_pool, report
 from kvplan.vllm.conversion import spec_classes
 from kvplan.vllm.detect import Vllm
 from kvplan.vllm.patch import Patch, stock
+from kvplan.vllm.sliced.pool import SlicedPool
 from kvplan.vllm.verified_cache_manager import VerifiedKVCacheManager
 
 if TYPE_CHECKING:
@@ -131,11 +132,16 @@ class KVCacheManager(_core.VllmCacheManager, kv_cache_manager.KVCacheManager):
         options = dict(given.arguments)
         config = options.pop("kv_cache_config")
         _require_known(self, config, vllm)
+        slices = _slices_of(config)
+        if slices:
+            # Nobody has used the one that vLLM's coordinator made.
+            self.block_pool = self.coordinator.block_pool = SlicedPool(self, config.num_blocks)
         specs = [group.kv_cache_spec for group in config.kv_cache_groups]
         groups = _core.vllm_cache_groups(
             [to_native(spec) for spec in specs],
             [group.is_eagle_group for group in config.kv_cache_groups],
             [specs.index(spec) for spec in specs],
+            slices,
         )
         options |= {
             "num_blocks": config.num_blocks,
@@ -186,7 +192,8 @@ class KVCacheManager(_core.VllmCacheManager, kv_cache_manager.KVCacheManager):
             manager.req_to_blocks = _BlockTables(self, group)
 
     def _reset_all(self) -> bool:
-        return self.block_pool.reset_prefix_cache() and self._forget_prefix_cache()
+        done = self.block_pool.reset_prefix_cache()
+        return done and (isinstance(self.block_pool, SlicedPool) or self._forget_prefix_cache())
 
     def take_kv_cache_block_copies(self) -> tuple[list[KVCacheBlockCopy], list[Any]]:
         """Drain pending copies and the blocks at both their ends, which the caller frees."""
@@ -206,6 +213,11 @@ class KVCacheManager(_core.VllmCacheManager, kv_cache_manager.KVCacheManager):
         return self._finalize_partial_tails(
             request.request_id, request.num_computed_tokens, request.num_in_flight_tokens
         )
+
+
+def _slices_of(config: Any) -> tuple[int, ...]:
+    """Blocks that each group cuts from one of the pool; none of them for vLLM's own groups."""
+    return getattr(config, "slices", ())
 
 
 def _refusal(name: str) -> Callable[..., Any]:
@@ -272,6 +284,9 @@ def unsupported_reason(vllm: Vllm) -> str | None:
                     continue
                 if code.co_filename not in (module.__file__, "<string>"):
                     return f"{cls.__name__}.{attribute} was replaced"
+    scheduler = importlib.import_module("vllm.v1.core.sched.scheduler")
+    if stock(scheduler, "KVCacheManager") is not _vllm_manager:
+        return "another plugin has put its own into the scheduler"
     return None
 
 
@@ -286,13 +301,16 @@ def make_kv_cache_manager(
     """The manager of an engine: kvplan's where it may stand in for vLLM's, else vLLM's.
 
     to_native: makes kvplan's object for a spec of vLLM's. verify: vLLM's, with kvplan's beside it
-    where that could be made.
+    where that could be made. A config with slices has no other manager than kvplan's.
     """
+    sliced = _slices_of(kwargs.get("kv_cache_config", args[0] if args else None))
     try:
         manager: Any = KVCacheManager(to_native, vllm, *args, **kwargs)
-        if verify:
+        if verify and not sliced:
             manager = VerifiedKVCacheManager(manager, *args, **kwargs)
     except Exception as error:
+        if sliced:  # the workers' caches are cut already
+            raise
         # An error that is vLLM's own comes again here.
         vllms = _vllm_manager(*args, **kwargs)
         reason = str(error) if isinstance(error, Unsuitable) else repr(error)
@@ -311,10 +329,6 @@ def patches(flow: Flow) -> list[Patch]:
     if reason is not None:
         _step_aside(reason)
         return []
-    scheduler = importlib.import_module("vllm.v1.core.sched.scheduler")
-    if stock(scheduler, "KVCacheManager") is not _vllm_manager:
-        _step_aside("another plugin has put its own into the scheduler")
-        return []
 
     def make(*args: Any, **kwargs: Any) -> Any:
         return make_kv_cache_manager(
@@ -322,4 +336,5 @@ def patches(flow: Flow) -> list[Patch]:
         )
 
     # What others subclass or make themselves stays vLLM's.
+    scheduler = importlib.import_module("vllm.v1.core.sched.scheduler")
     return [Patch(scheduler, "KVCacheManager", make, only_there=True)]

@@ -31,13 +31,16 @@ class Options:
 def read(vllm: Vllm) -> Options:
     """The options of this process; what cannot be used is said and left out."""
     flow = _flag("KVPLAN_VLLM_FLOW")
+    block_pool = _flag("KVPLAN_BLOCK_POOL") is not False
+    cache_manager = _flag("KVPLAN_CACHE_MANAGER") is not False
+    manages = block_pool and cache_manager
     return Options(
         flow=flow is not False,
-        block_pool=_flag("KVPLAN_BLOCK_POOL") is not False,
-        cache_manager=_flag("KVPLAN_CACHE_MANAGER") is not False,
+        block_pool=block_pool,
+        cache_manager=cache_manager,
         verify=_flag("KVPLAN_VERIFY"),
         record=os.environ.get("KVPLAN_RECORD", ""),
-        grouping=_read_grouping(vllm, flow is not False),
+        grouping=_read_grouping(vllm, flow is not False, manages),
     )
 
 
@@ -46,11 +49,11 @@ def _flag(name: str) -> bool | None:
     return None if value == "" else value != "0"
 
 
-def _read_grouping(vllm: Vllm, flow: bool) -> dict[str, Any]:
+def _read_grouping(vllm: Vllm, flow: bool, manages: bool) -> dict[str, Any]:
     grouping = os.environ.get("KVPLAN_GROUPING", "vllm") or "vllm"
     if grouping == "vllm":
         return {}
-    reason = _ignored_grouping(grouping, vllm, flow)
+    reason = _ignored_grouping(grouping, vllm, flow, manages)
     if reason is not None:
         report.once(logging.WARNING, f"KVPLAN_GROUPING={grouping!r} is ignored: {reason}")
         return {}
@@ -69,7 +72,7 @@ def _read_grouping(vllm: Vllm, flow: bool) -> dict[str, Any]:
     return chosen
 
 
-def _ignored_grouping(grouping: str, vllm: Vllm, flow: bool) -> str | None:
+def _ignored_grouping(grouping: str, vllm: Vllm, flow: bool, manages: bool) -> str | None:
     """Why a grouping that was asked for cannot be used, if so."""
     if grouping not in ("compact", "sliced"):
         return "vLLM can run 'vllm', 'compact' and, as an experiment, 'sliced'"
@@ -78,4 +81,16 @@ def _ignored_grouping(grouping: str, vllm: Vllm, flow: bool) -> str | None:
             "KVPLAN_VLLM_FLOW=0 leaves planning to vLLM, whose builder is not told which layers "
             "share a pipeline stage"
         )
-    return gate.version_reason(vllm.version) if grouping == "sliced" else None
+    return _ignored_slices(vllm, manages) if grouping == "sliced" else None
+
+
+def _ignored_slices(vllm: Vllm, manages: bool) -> str | None:
+    reason = gate.version_reason(vllm.version)
+    if reason is not None:
+        return reason
+    if not manages:
+        return "slices are handed out by kvplan's KV cache manager, which was turned off"
+    from kvplan.vllm import block_pool, cache_manager
+
+    reason = block_pool.unsupported_reason(vllm) or cache_manager.unsupported_reason(vllm)
+    return reason and f"kvplan's KV cache manager cannot run: {reason}"

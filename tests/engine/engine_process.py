@@ -8,6 +8,10 @@ from pathlib import Path
 
 import kvplan
 
+#: OpenMP reads it as it is loaded, which a preloaded one is before Python: vLLM preloads it in the
+#: processes that it starts, and a test before in this one may have made vLLM set that up.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
 HERE = Path(__file__).parent
 PACKAGES = Path(kvplan.__file__).parents[1]  # of the kvplan under test
 

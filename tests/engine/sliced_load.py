@@ -1,7 +1,8 @@
 """Serves a load that fills the pool with vLLM's plan and with slices: sliced_load.py MODEL.
 
 Prints one JSON line: for either grouping, prefix caching off and on, the tokens and what became of
-the pool. One process, in which kvplan is put into vLLM.
+the pool; and for slices once more, with every block poisoned that no request holds. One process, in
+which kvplan is put into vLLM.
 """
 
 import json
@@ -10,10 +11,9 @@ import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
-os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 from tiny_engine import (  # isort: skip
     count_stored,
@@ -33,6 +33,7 @@ import kvplan.vllm
 MEMORY = {"gemma3_style": 5_500_000, "odd_layer": 5_500_000, "llama4": 4_500_000}
 NUM_PROMPTS = 64
 BATCH = 32
+POISON = 10_000.0
 
 
 def make_prompts() -> list[dict[str, list[int]]]:
@@ -57,21 +58,43 @@ def count_preemptions(scheduler: Any, counts: Counter[str]) -> None:
     scheduler._preempt_request = counting
 
 
-def all_blocks(pool: Any) -> Iterable[Any]:
-    """The blocks that the pool has objects for."""
-    return pool.blocks.values() if isinstance(pool.blocks, dict) else pool.blocks
+def poison_what_nobody_holds(engine: Any) -> None:
+    """Before each step, fills every block that no running request holds with a number that no cache
+    holds. Finite: a kernel multiplies what it masks by 0.
+
+    Without a prefix cache only: a cached block is nobody's, too.
+    """
+    core = engine.llm_engine.engine_core.engine_core
+    scheduler, execute = core.scheduler, core.model_executor.execute_model
+    config = scheduler.kv_cache_config
+    layers = engine.llm_engine.vllm_config.compilation_config.static_forward_context
+    views = [[layers[name].kv_cache for name in g.layer_names] for g in config.kv_cache_groups]
+
+    def poison_and_execute(*args: Any, **kwargs: Any) -> Any:
+        held = [set() for _ in config.slices]
+        for request in scheduler.running:
+            tables = scheduler.kv_cache_manager.get_block_ids(request.request_id)
+            for ids, table in zip(held, tables, strict=True):
+                ids.update(table)
+        in_use = [{i // k for i in ids} for ids, k in zip(held, config.slices, strict=True)]
+        for group, k in enumerate(config.slices):
+            others = set().union(*in_use[:group], *in_use[group + 1 :]) - {0}
+            ids = [
+                i
+                for i in range(config.num_blocks * k)
+                if i not in held[group] and i // k not in others
+            ]
+            for view in views[group]:
+                assert view.shape[0] == config.num_blocks * k
+                view[ids] = POISON
+        return execute(*args, **kwargs)
+
+    core.model_executor.execute_model = poison_and_execute
 
 
-def check_slices(reserve: Any) -> None:
-    """The pool agrees with itself and with the block objects."""
-    reserve.pool.check_invariants()
-    for group in reserve.groups:
-        ids = [block_id for block_id in group.blocks if block_id != 0]
-        counts = [group.blocks[block_id].ref_cnt for block_id in ids]
-        assert reserve.pool.ref_counts(ids, group.group_id).tolist() == counts
-
-
-def run(model_dir: str, model: dict[str, Any], memory: int, prefix_caching: bool) -> dict[str, Any]:
+def run(
+    model_dir: str, model: dict[str, Any], memory: int, prefix_caching: bool, poison: bool
+) -> dict[str, Any]:
     llm = make_engine(
         model_dir,
         model,
@@ -85,18 +108,20 @@ def run(model_dir: str, model: dict[str, Any], memory: int, prefix_caching: bool
     scheduler = scheduler_of(llm)
     manager = scheduler.kv_cache_manager
     config = scheduler.kv_cache_config
-    pools = list(dict.fromkeys(m.block_pool for m in manager.coordinator.single_type_managers))
+    is_sliced = hasattr(config, "slices")
     counts: Counter[str] = Counter()
     count_preemptions(scheduler, counts)
-    for pool in pools:
-        count_stored(pool, counts)
+    if not is_sliced:
+        count_stored(manager.block_pool, counts)
+    if poison:
+        poison_what_nobody_holds(llm)
     prompts = make_prompts()
     outputs = []
     for i in range(0, NUM_PROMPTS, BATCH):
         outputs += llm.generate(prompts[i : i + BATCH], greedy(40), use_tqdm=False)
-        if hasattr(config, "slices"):
-            check_slices(manager.block_pool)
-    blocks = [block for pool in pools for block in all_blocks(pool)]
+        if is_sliced:
+            manager.check_invariants()
+    hashed = [] if is_sliced else [b for b in manager.block_pool.blocks if b.block_hash is not None]
     result = {
         "groups": [len(group.layer_names) for group in config.kv_cache_groups],
         "slices": list(getattr(config, "slices", ())),
@@ -106,7 +131,7 @@ def run(model_dir: str, model: dict[str, Any], memory: int, prefix_caching: bool
         "hits": sum(output.num_cached_tokens or 0 for output in outputs),
         "preempted": counts["preempted"],
         "stored": counts["stored"],
-        "hashed": sum(block.block_hash is not None for block in blocks),
+        "hashed": len(hashed),
         "usage": manager.usage,
         "free": manager.block_pool.get_num_free_blocks(),
         "reset": manager.reset_prefix_cache(),
@@ -129,8 +154,9 @@ def main() -> None:
                 assert kvplan.vllm.install()
             for prefix_caching in (False, True):
                 results[f"{grouping} {prefix_caching}"] = run(
-                    model_dir, model, MEMORY[name], prefix_caching
+                    model_dir, model, MEMORY[name], prefix_caching, poison=False
                 )
+        results["poisoned False"] = run(model_dir, model, MEMORY[name], False, poison=True)
     print("RESULT " + json.dumps(results))
 
 

@@ -1,4 +1,4 @@
-"""vLLM 0.32.0's KVCacheManager with slices, in pools that just hold one request of full length.
+"""kvplan's KVCacheManager in vLLM 0.32.0, with slices, in pools that just hold one whole request.
 
 A schedule of random requests as vLLM's scheduler makes it: running ones first, the newest preempted
 where there is no room, waiting ones if their whole sequence fits. Every request must come to its
@@ -19,7 +19,6 @@ with warnings.catch_warnings():
 import torch  # noqa: E402
 from vllm.sampling_params import SamplingParams  # noqa: E402
 from vllm.utils.hashing import sha256  # noqa: E402
-from vllm.v1.core.kv_cache_manager import KVCacheManager  # noqa: E402
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
 from vllm.v1.kv_cache_interface import (  # noqa: E402
     ChunkedLocalAttentionSpec,
@@ -35,8 +34,8 @@ from kvplan.vllm import report  # noqa: E402
 if vllm.__version__.partition("+")[0] != "0.32.0":
     pytest.skip("slices run in vLLM 0.32.0 only", allow_module_level=True)
 
+from kvplan.vllm import cache_manager  # noqa: E402
 from kvplan.vllm.sliced.config import SlicedKVCacheConfig  # noqa: E402
-from kvplan.vllm.sliced.coordinator import SlicedCoordinatorNoPrefixCache  # noqa: E402
 
 BLOCK = 16
 MAX_LEN = 320
@@ -84,7 +83,11 @@ class Server:
             kv_cache_groups=[KVCacheGroupSpec([f"l{i}"], s) for i, s in enumerate(specs)],
             slices=slices,
         )
-        self.manager = KVCacheManager(
+        flow = kvplan.vllm.installed_flow()
+        self.manager = cache_manager.make_kv_cache_manager(
+            flow.planner.to_native,
+            False,
+            flow.vllm,
             config,
             max_model_len=MAX_LEN,
             scheduler_block_size=BLOCK,
@@ -92,7 +95,7 @@ class Server:
             max_in_flight_tokens=CHUNK,
             enable_caching=caching,
         )
-        self.pool = self.manager.block_pool.pool
+        self.slices = slices
         self.waiting, self.running = [], []
         self.preemptions = self.hits = self.finished = 0
 
@@ -150,17 +153,11 @@ class Server:
             self.finished += 1
 
     def check(self):
-        self.pool.check_invariants()
-        managers = self.manager.coordinator.single_type_managers
-        for group, manager in enumerate(managers):
-            held = [b for row in manager.req_to_blocks.values() for b in row if not b.is_null]
-            assert self.pool.num_used_blocks(group) == len({b.block_id for b in held})
-            counts = {b.block_id: 0 for b in held}
-            for block in held:
-                counts[block.block_id] += 1
-            assert all(counts[b.block_id] == b.ref_cnt for b in held)
-            ids = list(counts)
-            assert self.pool.ref_counts(ids, group).tolist() == [counts[i] for i in ids]
+        self.manager.check_invariants()
+        ids = [self.manager.get_block_ids(r.request_id) for r in self.running]
+        for group, k in enumerate(self.slices):
+            held = {i for tables in ids for i in tables[group] if i}
+            assert not held or min(held) >= k, "the null block is cut, and nobody's"
 
 
 def make_requests(rng, number, *, long_answers=False):
@@ -197,84 +194,30 @@ def test_every_request_ends(model, caching):
         server.check()
         assert server.manager.usage == 0.0
         assert server.manager.reset_prefix_cache()
-        assert server.pool.num_cached_hashes == 0
         preemptions += server.preemptions
         hits += server.hits
     assert preemptions > 50
     assert (hits > 0) == caching
 
 
-def test_a_request_that_gets_stuck_alone_starts_again_in_an_empty_pool():
-    """Its slices lie in more large blocks than they fill."""
+def test_ids_have_no_block_objects():
+    """An id means another block in each group: what asks for one is told so."""
     server = Server([FULL, WINDOW], (4, 1), caching=True, spare=0)
-    alone, other = make_requests(random.Random(0), 2)
-    coordinator = server.manager.coordinator
-    pool = coordinator.block_pool
-    groups = pool.groups
-    # Four large blocks with one slice each of the first request; the rest the other's, then free.
-    first = []
-    rest = []
-    for _ in range(4):
-        blocks = groups[0].get_new_blocks(4)
-        first.append(blocks[0])
-        rest += blocks[1:]
-    taken = groups[1].get_new_blocks(pool.get_num_free_blocks())
-    groups[0].free_blocks(rest)
-    managers = coordinator.single_type_managers
-    managers[0].req_to_blocks[alone.request_id] = first
-    managers[1].req_to_blocks[alone.request_id] = taken
-    for manager in managers:
-        manager.num_cached_block[alone.request_id] = 0
-    alone.num_computed_tokens = 4 * BLOCK
-    assert server.manager.allocate_slots(alone, 10 * BLOCK) is None
-    server.manager.free(alone)
-    alone.num_computed_tokens = 0
-    # Nobody joins it until it has ended.
-    assert server.manager.allocate_slots(other, 1) is None
-    assert server.manager.allocate_slots(alone, BLOCK) is not None
-    assert server.manager.allocate_slots(other, 1) is None
-    server.manager.free(alone)
-    assert server.manager.allocate_slots(other, 1) is not None
-    server.manager.free(other)
-    assert server.manager.usage == 0.0
+    (request,) = make_requests(random.Random(0), 1)
+    blocks = server.manager.allocate_slots(request, BLOCK)
+    first, second = blocks.get_block_ids()
+    assert len(first) == len(second) == 1
+    assert first[0] >= 4
+    assert blocks.get_block_ids() == server.manager.get_block_ids(request.request_id)
+    for ask in (lambda: blocks.blocks, lambda: server.manager.evict_blocks({first[0]})):
+        with pytest.raises(AttributeError, match="an id means another block in each group"):
+            ask()
 
 
-def test_what_is_cached_gives_way_to_a_request_that_needs_the_pool():
-    """Found blocks hold a large block each, so the request would not fit beside them."""
-    server = Server([FULL, WINDOW], (4, 1), caching=True, spare=0)
-    request = max(make_requests(random.Random(1), 24), key=lambda r: r.num_tokens)
-    pool = server.manager.block_pool
-    full = pool.groups[0]
-    spread = []
-    for _ in range(pool.num_gpu_blocks - 1):
-        blocks = full.get_new_blocks(4)
-        spread.append(blocks[0])
-        full.free_blocks(blocks[1:])
-    spread = spread[: request.num_tokens // BLOCK]
-    full.cache_full_blocks(request, spread, 0, len(spread), BLOCK, 0)
-    full.free_blocks(b for b in full.blocks.values() if b.ref_cnt == 1)
-    nulls = [pool.groups[1].null_block] * len(spread)
-    refused = server.manager.allocate_slots(
-        request,
-        CHUNK,
-        num_new_computed_tokens=len(spread) * BLOCK,
-        new_computed_blocks=server.manager.create_kv_cache_blocks((spread, nulls)),
-    )
-    assert refused is None
-    assert pool.pool.num_cached_hashes == 0
-    assert server.manager.get_computed_blocks(request)[1] == 0
-    assert server.manager.allocate_slots(request, CHUNK) is not None
+def test_vllms_own_manager_never_gets_slices(monkeypatch):
+    def fail(*_):
+        raise cache_manager.Unsuitable("for a test")
 
-
-def test_without_slices_the_coordinator_is_vllms():
-    from vllm.v1.core.kv_cache_manager import get_kv_cache_coordinator
-    from vllm.v1.kv_cache_interface import KVCacheConfig
-
-    groups = [KVCacheGroupSpec(["a"], FULL), KVCacheGroupSpec(["b"], WINDOW)]
-    config = KVCacheConfig(num_blocks=9, kv_cache_tensors=[], kv_cache_groups=groups)
-    arguments = (MAX_LEN, CHUNK, False, False, False, 1, 1, BLOCK, BLOCK)
-    stock = get_kv_cache_coordinator(config, *arguments)
-    assert type(stock).__module__ == "vllm.v1.core.kv_cache_coordinator"
-    config = SlicedKVCacheConfig(9, [], groups, slices=(1, 2))
-    ours = get_kv_cache_coordinator(config, *arguments)
-    assert type(ours) is SlicedCoordinatorNoPrefixCache
+    monkeypatch.setattr(cache_manager, "_require_known", fail)
+    with pytest.raises(cache_manager.Unsuitable, match="for a test"):
+        Server([FULL, WINDOW], (4, 1), caching=True, spare=0)

@@ -5,6 +5,7 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
@@ -57,13 +58,17 @@ struct Parts {
   Parts(CacheManagerOptions options_, std::shared_ptr<BlockPool> pool_)
       : options(std::move(options_)),
         pool(std::move(pool_)),
-        core(options, pool),
+        core(make_core()),
         num_groups(core.num_groups()),
         watermark_blocks(core.watermark_blocks()),
         enable_caching(options.enable_caching) {}
 
+  CacheManager make_core() const {
+    return pool ? CacheManager(options, pool) : CacheManager(options);
+  }
+
   CacheManagerOptions options;
-  std::shared_ptr<BlockPool> pool;
+  std::shared_ptr<BlockPool> pool;  // Python's; none with slices, whose pool is the manager's own
   CacheManager core;
   size_t num_groups;
   int64_t watermark_blocks;
@@ -191,7 +196,7 @@ void settle_hash_size(ManagerObject& self, Parts& parts) {
   const auto size = static_cast<int64_t>(PyBytes_GET_SIZE(none_hash));
   if (size == parts.options.hash_bytes) return;
   parts.options.hash_bytes = size;
-  parts.core = CacheManager(parts.options, parts.pool);
+  parts.core = parts.make_core();
 }
 
 /// The request, known from now on.
@@ -275,6 +280,11 @@ Ref make_blocks(ManagerObject& self, IdsOfGroup&& ids_of) {
       reinterpret_cast<PyTypeObject*>(self.blocks_type), self.pool, num_groups, std::move(data))));
 }
 
+/// Files what happened to a pool that Python has, too.
+void note(ManagerObject& self, PyObject* request) {
+  if (self.parts->pool) note_changes(self.pool, request);
+}
+
 /// The block object of an id.
 PyObject* block_object(ManagerObject& self, BlockId id) {
   return Py_NewRef(shared_pool_of(self.pool).block(id).as_object());
@@ -296,7 +306,7 @@ void report_hit(ManagerObject& self, PyObject* request, const Known& known) {
   }
   if (checked(PyObject_RichCompareBool(mode.get(), names().full, Py_EQ)) == 0) return;
   self.parts->core.emit_cached_block_events(known.handle, self.parts->hit);
-  note_changes(self.pool, request);
+  note(self, request);
 }
 
 /// (blocks, tokens, shared prefix boundary), with `diverged` behind for connectors.
@@ -456,7 +466,7 @@ PyObject* allocate_slots(ManagerObject& self, Parts& parts, const Arguments<12>&
     if (is_new) keep_as_looked_up(self, in[0]);
     return Py_NewRef(Py_None);
   }
-  note_changes(self.pool, in[0]);
+  note(self, in[0]);
   if (parts.looked_up == in[0]) parts.looked_up = nullptr;
   if (!parts.core.has_new_blocks()) return Py_NewRef(self.empty);
   return make_blocks(self, [&](size_t group) { return parts.core.new_blocks(group); }).release();
@@ -516,7 +526,7 @@ void cache_blocks(ManagerObject& self, Parts& parts, const Arguments<2>& in) {
   Known& known = find_or_add(self, in[0]);
   sync_hashes(parts, request, known);
   parts.core.commit(known.handle, tokens, num_computed);
-  note_changes(self.pool, in[0]);
+  note(self, in[0]);
 }
 
 // Release.
@@ -537,8 +547,11 @@ void free_request(ManagerObject& self, Parts& parts, PyObject* request) {
   const Ref id = attribute(request, names().request_id);
   PyObject* held = request_of(self, id.get());
   if (held == nullptr) return;
+  const RequestHandle handle = find(self, held)->handle;
+  // By this handle it is known when it comes back.
+  if (parts.core.starts_again(handle)) return parts.core.free(handle);
   if (parts.has_states) {
-    parts.core.free(find(self, held)->handle);
+    parts.core.free(handle);
     keep_boundary_states(self, parts);
   }
   forget(self, held, id.get());
@@ -566,7 +579,7 @@ void remove_skipped_blocks(ManagerObject& self, Parts& parts, const Arguments<3>
 
 bool forget_prefix_cache(ManagerObject&, Parts& parts) {
   const bool done = parts.core.reset_prefix_cache();
-  parts.pool->take_events();  // the pool has told Python of its reset itself
+  parts.core.take_events();  // the pool has told Python of its reset itself
   return done;
 }
 
@@ -590,6 +603,14 @@ Ref block_list(ManagerObject& self, Parts& parts, const Arguments<2>& in) {
   }
   return parts.blocks.empty() ? Ref(Py_NewRef(Py_None)) : block_objects(self, parts.blocks);
 }
+
+int64_t estimate_cached_tokens(ManagerObject& self, Parts& parts, PyObject* request) {
+  const Known* known = find_by_id(self, attribute(request, names().request_id).get());
+  return known == nullptr ? 0 : parts.core.estimate_cached_tokens(known->handle);
+}
+
+int64_t num_free_blocks(ManagerObject&, Parts& parts) { return parts.core.num_free_blocks(); }
+double usage(ManagerObject&, Parts& parts) { return parts.core.usage(); }
 
 PyObject* request_ids(ManagerObject& self, Parts&) { return PyDict_Keys(self.by_id); }
 
@@ -700,17 +721,20 @@ PyObject* start(PyObject* object, PyObject* args) {
     if (self->parts != nullptr) {
       throw PythonError(PyErr_Format(PyExc_RuntimeError, "a cache manager is started once"));
     }
-    SharedPool* shared = &shared_pool_of(pool);
     CacheManagerOptions options = read_options(options_dict);
     options.groups = *static_cast<const std::vector<CacheGroup>*>(
         checked(PyCapsule_GetPointer(capsule, kCacheGroupsCapsule)));
     Ref by_id = owned(PyDict_New());
     Ref states = owned(PyList_New(0));
     Ref empty = make_shared_empty(blocks_type, pool, options.groups.size());
-    ++shared->users;
-    auto parts = std::make_unique<Parts>(
-        options,
-        std::shared_ptr<BlockPool>(&shared->pool, [shared](BlockPool*) { shared->release(); }));
+    std::shared_ptr<BlockPool> native;
+    if (std::all_of(options.groups.begin(), options.groups.end(),
+                    [](const CacheGroup& group) { return group.slices == 1; })) {
+      SharedPool* shared = &shared_pool_of(pool);
+      ++shared->users;
+      native = {&shared->pool, [shared](BlockPool*) { shared->release(); }};
+    }
+    auto parts = std::make_unique<Parts>(options, std::move(native));
     parts->reports_events = options.enable_events;
     for (size_t i = 0; i < options.groups.size(); ++i) {
       const CacheGroup& group = options.groups[i];
@@ -797,6 +821,10 @@ PyMethodDef methods[] = {
            "num_local_computed_tokens", "num_tokens_main_model", "apply_admission_cap",
            "prefill_end">(nullptr),
     method<block_list, "_block_list", 2, "request_id", "group">(nullptr),
+    method_of_one<estimate_cached_tokens, "estimate_cached_tokens">(
+        "Mirrors KVCacheManager.estimate_cached_tokens (0.33)."),
+    method_without_arguments<num_free_blocks, "_num_free_blocks">(nullptr),
+    method_without_arguments<usage, "_usage">(nullptr),
     method_without_arguments<settings, "_settings">(nullptr),
     method_without_arguments<request_ids, "_request_ids">(nullptr),
     method_without_arguments<take_copies, "_take_copies">(nullptr),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
 
@@ -11,7 +12,11 @@ from kvplan._core import VllmPlanner
 from kvplan.kv_cache_config import KVCacheConfig as NativeKVCacheConfig
 from kvplan.kv_cache_config import KVCacheGroupSpec as NativeKVCacheGroupSpec
 from kvplan.planning import get_max_concurrency_for_kv_cache_config
+from kvplan.vllm.patch import Patch, stock
 from kvplan.vllm.sliced.gate import any_spec
+
+if TYPE_CHECKING:
+    from kvplan.vllm.flow import Flow
 
 
 @dataclass
@@ -58,3 +63,18 @@ def max_concurrency(
             num_blocks=config.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups
         ),
     )
+
+
+def patches(flow: Flow) -> list[Patch]:
+    """The capacity in the log: slices of several requests share blocks."""
+    name = "get_max_concurrency_for_kv_cache_config"
+    original = stock(flow.vllm.planning, name)
+
+    @functools.wraps(original)
+    def get_max_concurrency(vllm_config: Any, kv_cache_config: Any) -> float:
+        if not isinstance(kv_cache_config, SlicedKVCacheConfig):
+            return original(vllm_config, kv_cache_config)
+        config = flow.planner.read_config(vllm_config, {})
+        return max_concurrency(flow.planner, config, kv_cache_config)
+
+    return [Patch(flow.vllm.planning, name, get_max_concurrency)]

@@ -26,8 +26,8 @@ def version_reason(version: str) -> str | None:
     if version in PROVEN_VERSIONS:
         return None
     return (
-        f"slices have run in vLLM {', '.join(PROVEN_VERSIONS)} only, not in {version}: its pool, "
-        "coordinator and views are replaced, and docs/sliced.md says where"
+        f"slices have run in vLLM {', '.join(PROVEN_VERSIONS)} only, not in {version}: its planner "
+        "makes groups without a place for slices, as docs/sliced.md says"
     )
 
 
