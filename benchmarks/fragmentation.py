@@ -174,10 +174,9 @@ def shape(
     for group in plan.groups:
         windows = [getattr(layers[n], "sliding_window", None) for n in group.layer_names]
         window = max((w for w in windows if w is not None), default=None)
-        kind = "full" if window is None else "window"
         slices = getattr(group, "slices", 1)
         groups.append(
-            f"group {kind} {group.tokens_per_page or group.block_size} {window or 0} {slices}"
+            f"group {group.tokens_per_page or group.block_size} {window or 0} {slices}"
             f" {group.content_bytes}"
         )
     kind = "sliced" if config.grouping == "sliced" else "plain"
@@ -225,7 +224,8 @@ class Model:
 
 def models() -> dict[str, Model]:
     """Few large blocks and many kinds; many bytes a token and two kinds."""
-    reported = compact_models.deepseek_v4_1_flash_as_reported()
+    described = compact_models.cases.deepseek_v4_1_flash()
+    reported = compact_models.reported("DeepSeek-V4.1-Flash as reported, TP 4", described)
     gemma = compact_models.published("gemma-3-27b", "Gemma-3-27B")
     return {
         "DeepSeek-V4.1-Flash, TP 4": Model(reported, 4509715660, 47),

@@ -4,7 +4,7 @@
 // Input: a `pool` line, a `group` line per group, a `server` line, then a `request` line each:
 //
 //   pool plain|sliced|moving NUM_BLOCKS CACHING OWN_FIRST_ABOVE
-//   group full|window|fixed BLOCK_TOKENS WINDOW_OR_PAGES SLICES CONTENT_BYTES
+//   group BLOCK_TOKENS WINDOW SLICES CONTENT_BYTES      (window 0: every token is kept)
 //   server BLOCK_BYTES TOKEN_BUDGET MAX_RUNNING WARM_UP_REQUESTS
 //   request ARRIVAL PROMPT_TOKENS OUTPUT_TOKENS SYSTEM_ID SYSTEM_TOKENS CONVERSATION
 //
@@ -34,20 +34,15 @@ namespace {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Group {
-  enum class Kind { kFull, kWindow, kFixed };
-  Kind kind = Kind::kFull;
   int64_t block_tokens = 0;
-  int64_t window = 0;  // tokens, or pages of a fixed kind
+  int64_t window = 0;  // tokens; 0 keeps all
   int64_t slices = 1;
   int64_t content_bytes = 0;  // of a block without padding
 
   /// Blocks of the beginning that no later token reads once `computed` tokens are computed.
   int64_t num_skipped(int64_t computed) const {
-    if (kind != Kind::kWindow) return 0;
+    if (window == 0) return 0;
     return std::max<int64_t>(0, computed - window + 1) / block_tokens;
-  }
-  int64_t num_blocks(int64_t tokens) const {
-    return kind == Kind::kFixed ? window : ceil_div(tokens, block_tokens);
   }
 };
 
@@ -185,7 +180,7 @@ struct Request {
   }
 };
 
-/// Mean, least, and the value that 5 % lie below.
+/// Mean, and the value that 5 % lie below.
 struct Sample {
   std::vector<double> values;
   void print(const char* name) {
@@ -194,8 +189,7 @@ struct Sample {
     double sum = 0;
     for (const double v : values) sum += v;
     std::cout << ", \"" << name << "\": {\"mean\": " << sum / static_cast<double>(values.size())
-              << ", \"p5\": " << values[values.size() / 20] << ", \"min\": " << values.front()
-              << ", \"count\": " << values.size() << "}";
+              << ", \"p5\": " << values[values.size() / 20] << "}";
   }
 };
 
@@ -208,11 +202,7 @@ class Simulator {
         in >> pool_kind_ >> num_blocks_ >> caching_ >> own_first_above_;
       } else if (word == "group") {
         Group g;
-        std::string kind;
-        in >> kind >> g.block_tokens >> g.window >> g.slices >> g.content_bytes;
-        g.kind = kind == "full"     ? Group::Kind::kFull
-                 : kind == "window" ? Group::Kind::kWindow
-                                    : Group::Kind::kFixed;
+        in >> g.block_tokens >> g.window >> g.slices >> g.content_bytes;
         groups_.push_back(g);
       } else if (word == "server") {
         in >> block_bytes_ >> token_budget_ >> max_running_ >> warm_up_;
@@ -234,9 +224,7 @@ class Simulator {
         moved_to_.emplace_back(static_cast<size_t>(num_blocks_ * k), kNullBlock);
     }
     alignment_ = 1;
-    for (const Group& g : groups_) {
-      if (g.kind != Group::Kind::kFixed) alignment_ = std::max(alignment_, g.block_tokens);
-    }
+    for (const Group& g : groups_) alignment_ = std::max(alignment_, g.block_tokens);
   }
 
   /// Until no request waits that has not run: the pool stays as full as the load makes it.
@@ -261,13 +249,10 @@ class Simulator {
 
   void report() {
     const auto steps = static_cast<double>(std::max<int64_t>(num_steps_, 1));
-    std::cout << "{\"steps\": " << num_steps_ << ", \"held\": " << held_sum_ / steps
-              << ", \"content\": " << content_sum_ / steps
-              << ", \"running\": " << running_sum_ / steps
+    std::cout << "{\"held\": " << held_sum_ / steps << ", \"running\": " << running_sum_ / steps
               << ", \"output_tokens_per_step\": " << static_cast<double>(output_tokens_) / steps
-              << ", \"computed_tokens_per_step\": " << static_cast<double>(computed_tokens_) / steps
               << ", \"preemptions\": " << num_preemptions_ << ", \"finished\": " << num_finished_
-              << ", \"refused\": " << num_refused_ << ", \"hit_rate\": "
+              << ", \"hit_rate\": "
               << static_cast<double>(hit_tokens_) /
                      static_cast<double>(std::max<int64_t>(prompt_tokens_, 1));
     const double pool_bytes = usable() * static_cast<double>(block_bytes_);
@@ -275,15 +260,12 @@ class Simulator {
               << moved_ * pool_bytes / static_cast<double>(std::max<int64_t>(output_tokens_, 1))
               << ", \"moved_bytes_per_step\": " << moved_ * pool_bytes / steps
               << ", \"read_bytes_per_step\": " << content_sum_ * pool_bytes / steps
-              << ", \"most_moved_bytes\": " << most_moved_ * pool_bytes
-              << ", \"moves\": " << num_moves_;
+              << ", \"most_moved_bytes\": " << most_moved_ * pool_bytes;
     if (first_failure_) {
       std::cout << ", \"first_failure\": " << *first_failure_;
-      std::cout << ", \"first_failure_content\": " << first_failure_content_;
       std::cout << ", \"first_failure_lost\": " << first_failure_lost_;
     }
     failure_held_.print("held_at_failure");
-    failure_content_.print("content_at_failure");
     failure_one_group_.print("one_group_at_failure");
     failure_lost_.print("lost_at_failure");
     std::cout << "}\n";
@@ -314,13 +296,11 @@ class Simulator {
   void failed() {
     if (!first_failure_) {
       first_failure_ = held();
-      first_failure_content_ = content();
       first_failure_lost_ = pool_->fragmented(demands_) / usable();
     }
     if (!warm() || failure_step_ == step_) return;
     failure_step_ = step_;
     failure_held_.values.push_back(held());
-    failure_content_.values.push_back(content());
     failure_one_group_.values.push_back(pool_->fragmented({}) / usable());
     failure_lost_.values.push_back(pool_->fragmented(demands_) / usable());
   }
@@ -330,7 +310,7 @@ class Simulator {
   void cache_full(Request& r, size_t g) {
     const Group& group = groups_[g];
     Request::Blocks& blocks = r.blocks[g];
-    if (!caching_ || group.kind == Group::Kind::kFixed) return;
+    if (!caching_) return;
     const int64_t num_full = r.computed / group.block_tokens;
     const int64_t first = std::max(blocks.num_cached, blocks.num_freed);
     if (num_full > first) {
@@ -388,7 +368,7 @@ class Simulator {
       return pool_->find({hash.data(), hash.size()}, group_id(g));
     };
     for (size_t g = 0; g < groups_.size(); ++g) {
-      if (groups_[g].kind != Group::Kind::kFull) continue;
+      if (groups_[g].window != 0) continue;
       const int64_t b = groups_[g].block_tokens;
       int64_t i = 0;
       for (; i < tokens / b; ++i) {
@@ -402,7 +382,7 @@ class Simulator {
     for (bool changed = true; changed && tokens > 0;) {
       changed = false;
       for (size_t g = 0; g < groups_.size(); ++g) {
-        if (groups_[g].kind != Group::Kind::kWindow) continue;
+        if (groups_[g].window == 0) continue;
         const int64_t b = groups_[g].block_tokens;
         int64_t run = 0;
         int64_t end = tokens / b;  // blocks [i, end) are there
@@ -426,9 +406,9 @@ class Simulator {
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
       const int64_t b = groups_[g].block_tokens;
-      if (groups_[g].kind == Group::Kind::kFull) {
+      if (groups_[g].window == 0) {
         found[g].resize(static_cast<size_t>(tokens / b));
-      } else if (groups_[g].kind == Group::Kind::kWindow) {
+      } else {
         found[g].assign(static_cast<size_t>(tokens / b), kNullBlock);
         for (int64_t i = groups_[g].num_skipped(tokens); i < tokens / b; ++i) {
           found[g][static_cast<size_t>(i)] = *lookup(g, i);
@@ -445,7 +425,8 @@ class Simulator {
     for (size_t g = 0; g < groups_.size(); ++g) {
       const int64_t have = found ? static_cast<int64_t>((*found)[g].size())
                                  : static_cast<int64_t>(r.blocks[g].ids.size());
-      const int64_t num_new = std::max<int64_t>(0, groups_[g].num_blocks(r.computed + n) - have);
+      const int64_t num_new =
+          std::max<int64_t>(0, ceil_div(r.computed + n, groups_[g].block_tokens) - have);
       if (num_new == 0 && !found) continue;
       demands_.push_back(
           {.group_id = group_id(g),
@@ -480,7 +461,6 @@ class Simulator {
       moved_to_[g][static_cast<size_t>(m.source)] = m.destination;
       moved_in_step_ += 1 / (static_cast<double>(groups_[g].slices) * usable());
     }
-    if (warm()) num_moves_ += static_cast<int64_t>(moves.size());
     for (size_t g = 0; g < groups_.size(); ++g) {
       if (!concerned[g]) continue;
       const auto apply = [&](std::vector<BlockId>& ids) {
@@ -501,10 +481,9 @@ class Simulator {
     r.next_event = INT64_MAX;
     for (size_t g = 0; g < groups_.size(); ++g) {
       const Group& group = groups_[g];
-      if (group.kind == Group::Kind::kFixed) continue;
       r.next_event =
           std::min(r.next_event, ceil_div(r.computed, group.block_tokens) * group.block_tokens);
-      if (group.kind == Group::Kind::kWindow) {
+      if (group.window != 0) {
         r.next_event = std::min(
             r.next_event, (r.blocks[g].num_freed + 1) * group.block_tokens + group.window - 1);
       }
@@ -524,7 +503,6 @@ class Simulator {
   /// True if the request is done.
   bool compute(Request& r, int64_t n) {
     r.computed += n;
-    if (warm()) computed_tokens_ += n;
     if (n != 1 || r.computed > r.next_event) plan_next_event(r);
     if (r.computed < r.known) return false;
     ++r.known;
@@ -591,7 +569,6 @@ class Simulator {
         r.blocks.clear();
         if (!running_.empty()) break;
         // The pool is empty and the request does not fit: nothing ever will make it fit.
-        ++num_refused_;
         again ? preempted_.pop_front() : void(++next_);
         continue;
       }
@@ -641,12 +618,9 @@ class Simulator {
   int64_t num_steps_ = 0;
   int64_t num_finished_ = 0;
   int64_t num_preemptions_ = 0;
-  int64_t num_refused_ = 0;
   int64_t output_tokens_ = 0;
-  int64_t computed_tokens_ = 0;
   int64_t hit_tokens_ = 0;
   int64_t prompt_tokens_ = 0;
-  int64_t num_moves_ = 0;
   double moved_ = 0;  // shares of the pool
   double moved_in_step_ = 0;
   double most_moved_ = 0;
@@ -654,10 +628,8 @@ class Simulator {
   double content_sum_ = 0;
   double running_sum_ = 0;
   std::optional<double> first_failure_;
-  double first_failure_content_ = 0;
   double first_failure_lost_ = 0;
   Sample failure_held_;
-  Sample failure_content_;
   Sample failure_one_group_;
   Sample failure_lost_;
 };
