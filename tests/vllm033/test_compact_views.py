@@ -1,9 +1,11 @@
-"""Compact groupings through vLLM 0.33.0's own placement and tensors-to-views code, on real tensors.
+"""Compact groupings through vLLM 0.33.0's own placement and tensors-to-views code, on real tensors;
+and plans with slices, which its planner does not make, through the latter.
 
 Within a group every (layer, block) page must be bytes of its own; between groups, which lie over
 each other, the pages of one block must not touch those of another.
 """
 
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +25,8 @@ from vllm.v1.core import (  # noqa: E402
 from vllm.v1.worker.utils import allocate_kv_cache, prepare_kernel_block_sizes  # noqa: E402
 
 import kvplan  # noqa: E402
-from kvplan import specs  # noqa: E402
+from kvplan import specs, tensors  # noqa: E402
+from kvplan.vllm.sliced.config import SlicedKVCacheConfig  # noqa: E402
 
 NUM_BLOCKS = 4
 
@@ -191,3 +194,50 @@ def test_scheduler_accepts_the_groups(model, config):
     assert block % hashed == 0
     for group in scheduler.kv_cache_groups:
         assert block % group.kv_cache_spec.block_size == 0
+
+
+SLICED = {
+    **{name: MODELS[name] for name in ("two kinds", "MLA and indexers")},
+    "three kinds": layers((2, full(8, 64)), (6, sliding(64, 1, 64)), (3, sliding(256, 2, 32))),
+}
+
+
+@pytest.mark.parametrize("layout", ["BLHNC", "BLNHC"])
+@pytest.mark.parametrize("model", SLICED)
+def test_slices_in_the_workers_views(model, layout):
+    config = kvplan.PlanningConfig(
+        max_model_len=256, max_in_flight_tokens=64, kv_cache_layout=layout, grouping="sliced"
+    )
+    chosen = kvplan.plan(config, [SLICED[model]], [1 << 24])
+    slices = tuple(group.slices for group in chosen.kv_cache_groups)
+    assert max(slices) > 1
+    (native,) = chosen.kv_cache_configs
+    planned = SlicedKVCacheConfig(
+        native.num_blocks,
+        [
+            interface.KVCacheTensor(
+                **{f.name: getattr(t, f.name) for f in fields(interface.KVCacheTensor)}
+            )
+            for t in native.kv_cache_tensors
+        ],
+        vllm_groups(chosen.kv_cache_groups),
+        slices=slices,
+    )
+    sizes = [spec_of(g, g.layer_names[0]).block_size for g in planned.kv_cache_groups]
+    views = allocate_kv_cache(planned, torch.device("cpu"), interface.KVCacheLayout[layout], sizes)
+    buffer = torch.empty(0, dtype=torch.uint8).set_(next(iter(views.values())).untyped_storage())
+    assert buffer.numel() == native.num_blocks * chosen.bytes_per_block
+    ours = tensors.allocate_kv_cache(chosen, "cpu")
+    for group, k in zip(planned.kv_cache_groups, slices, strict=True):
+        slice_bytes = chosen.bytes_per_block // k
+        buffer.zero_()
+        for name in group.layer_names:
+            view = views[name]
+            assert view.shape[0] == native.num_blocks * k
+            assert view.shape == ours[name].shape
+            assert view.stride() == ours[name].stride()
+            assert view.storage_offset() == ours[name].storage_offset()
+            for i in (0, 1, k, native.num_blocks * k - 1):
+                view[i].view(torch.uint8).fill_(1)
+        inside = buffer.view(native.num_blocks * k, slice_bytes).any(1).nonzero().flatten().tolist()
+        assert inside == sorted({0, 1, k, native.num_blocks * k - 1}), "one range of bytes"
