@@ -1207,7 +1207,7 @@ class CacheManager:
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
         apply_watermark: bool = False,
-        skip_zeroing_groups: collections.abc.Sequence[int] = [],
+        skip_zeroing_groups: collections.abc.Sequence[int] = (),
     ) -> typing.Any:
         """
         Makes room for a request's next tokens; the new block ids, an int32 array a group, or None
@@ -1279,7 +1279,8 @@ class CacheManager:
     def record_blocks_for_zeroing(self, request: int, start_token: int) -> None: ...
     def record_prefix_cache_stats(
         self, num_tokens: int, num_hits: int, preempted: bool = False
-    ) -> None: ...
+    ) -> None:
+        """Counts a lookup."""
     def release_hold(self, request: int) -> None: ...
     def remove_request(self, request: int) -> None:
         """Frees what the request holds, and forgets it."""
@@ -1294,13 +1295,13 @@ class CacheManager:
     def schedule(
         self,
         requests: typing.Any,
-        num_computed_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-        num_new_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
-        num_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
-        num_in_flight_tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
+        num_computed_tokens: numpy.typing.ArrayLike,
+        num_new_tokens: numpy.typing.ArrayLike | None = None,
+        num_tokens: numpy.typing.ArrayLike | None = None,
+        num_in_flight_tokens: numpy.typing.ArrayLike | None = None,
         num_lookahead_tokens: int = 0,
         *,
-        appended: numpy.typing.NDArray[numpy.int32],
+        appended: typing.Any,
     ) -> tuple:
         """
         One decode step: allocates for each request in order until one does not fit.

@@ -516,20 +516,15 @@ class Grower {
   int64_t num_taken_ = 0;  // without external ones
 };
 
-void check_count(const char* name, int64_t value) {
-  if (value >= 0 && value <= std::numeric_limits<int32_t>::max()) return;
-  throw InvalidArgument(std::string("allocate: ") + name + " is 0 to 2147483647, not " +
-                        std::to_string(value));
-}
-
 void check_allocation(const ManagerState& state, const RequestTokens& tokens, const Allocation& a) {
-  check_tokens(tokens);
-  check_count("num_new_tokens", a.num_new_tokens);
-  check_count("num_new_computed_tokens", a.num_new_computed_tokens);
-  check_count("num_external_computed_tokens", a.num_external_computed_tokens);
-  check_count("num_lookahead_tokens", a.num_lookahead_tokens);
-  check_count("num_encoder_tokens", a.num_encoder_tokens);
-  check_count("reserved_blocks", a.reserved_blocks);
+  constexpr const char* kCall = "allocate";
+  check_tokens(kCall, tokens);
+  check_count(kCall, "num_new_tokens", a.num_new_tokens);
+  check_count(kCall, "num_new_computed_tokens", a.num_new_computed_tokens);
+  check_count(kCall, "num_external_computed_tokens", a.num_external_computed_tokens);
+  check_count(kCall, "num_lookahead_tokens", a.num_lookahead_tokens);
+  check_count(kCall, "num_encoder_tokens", a.num_encoder_tokens);
+  check_count(kCall, "reserved_blocks", a.reserved_blocks);
   if (a.num_new_tokens + a.num_new_computed_tokens + a.num_external_computed_tokens == 0) {
     throw InvalidArgument(
         "allocate: num_new_tokens must be greater than 0 when there are no "
@@ -551,12 +546,18 @@ void check_allocation(const ManagerState& state, const RequestTokens& tokens, co
 
 }  // namespace
 
-void check_tokens(const RequestTokens& tokens) {
-  check_count("num_tokens", tokens.num_tokens);
-  check_count("num_prompt_tokens", tokens.num_prompt_tokens);
-  check_count("num_computed_tokens", tokens.num_computed_tokens);
-  check_count("num_in_flight_tokens", tokens.num_in_flight_tokens);
-  check_count("shared_prefix_boundary", tokens.shared_prefix_boundary);
+void check_count(const char* call, const char* name, int64_t value) {
+  if (value >= 0 && value <= std::numeric_limits<int32_t>::max()) return;
+  throw InvalidArgument(std::string(call) + ": " + name + " is 0 to 2147483647, not " +
+                        std::to_string(value));
+}
+
+void check_tokens(const char* call, const RequestTokens& tokens) {
+  check_count(call, "num_tokens", tokens.num_tokens);
+  check_count(call, "num_prompt_tokens", tokens.num_prompt_tokens);
+  check_count(call, "num_computed_tokens", tokens.num_computed_tokens);
+  check_count(call, "num_in_flight_tokens", tokens.num_in_flight_tokens);
+  check_count(call, "shared_prefix_boundary", tokens.shared_prefix_boundary);
 }
 
 void ManagerState::check_hit(const Request& request, const PrefixHit& hit) const {
@@ -753,20 +754,54 @@ int64_t at(std::span<const int64_t> array, size_t i, int64_t otherwise) {
   return array.empty() ? otherwise : array[i];
 }
 
+int64_t num_new(const DecodeStep& step, size_t row) { return at(step.num_new_tokens, row, 1); }
+
+/// The request of a row as it is in this step.
+RequestTokens tokens_of(const DecodeStep& step, size_t row, RequestTokens tokens) {
+  tokens.num_computed_tokens = step.num_computed_tokens[row];
+  tokens.num_tokens = at(step.num_tokens, row, tokens.num_computed_tokens + num_new(step, row));
+  tokens.num_in_flight_tokens = at(step.num_in_flight_tokens, row, 0);
+  return tokens;
+}
+
+Allocation allocation_of(const DecodeStep& step, size_t row) {
+  return {.num_new_tokens = num_new(step, row), .num_lookahead_tokens = step.num_lookahead_tokens};
+}
+
 }  // namespace
 
-StepResult ManagerState::schedule(const DecodeStep& step, std::span<AppendedBlock> appended) {
-  check_step(step);
-  StepResult result;
-  const auto num_new = [&](size_t row) { return at(step.num_new_tokens, row, 1); };
+void ManagerState::find_due(const DecodeStep& step) {
+  check_count("schedule", "num_lookahead_tokens", step.num_lookahead_tokens);
+  ++num_steps;
   due.clear();
   for (size_t row = 0; row < step.requests.size(); ++row) {
     const auto i = static_cast<size_t>(step.requests[row]);
     const int64_t computed = step.num_computed_tokens[row];
-    const bool is_quiet = i < quiet_until.size() && num_new(row) > 0 && computed >= 0 &&
-                          computed + num_new(row) + step.num_lookahead_tokens < quiet_until[i];
-    if (!is_quiet) due.push_back(row);
+    const int64_t fresh = num_new(step, row);
+    // Larger numbers are refused below; these add up without overflow.
+    const bool are_counts = ((computed | fresh) & ~int64_t{0x7fffffff}) == 0;
+    const bool is_quiet = i < quiet_until.size() && are_counts && fresh > 0 &&
+                          computed + fresh + step.num_lookahead_tokens < quiet_until[i];
+    if (!is_quiet) {
+      const Request& request = request_of(step.requests[row]);
+      if (!are_counts) {
+        check_count("schedule", "num_computed_tokens", computed);
+        check_count("schedule", "num_new_tokens", fresh);
+      }
+      check_allocation(*this, tokens_of(step, row, request.tokens), allocation_of(step, row));
+      due.push_back(row);
+    }
+    if (std::exchange(last_step[i], num_steps) == num_steps) {
+      throw InvalidArgument("schedule: request " + std::to_string(i) + " is named twice; row " +
+                            std::to_string(row) + " is the second");
+    }
   }
+}
+
+StepResult ManagerState::schedule(const DecodeStep& step, std::span<AppendedBlock> appended) {
+  check_step(step);
+  find_due(step);
+  StepResult result;
   for (size_t n = 0; n < due.size(); ++n) {
     for (size_t distance = 1; distance <= kAhead && n + distance < due.size(); ++distance) {
       const size_t ahead = due[n + distance];
@@ -774,16 +809,9 @@ StepResult ManagerState::schedule(const DecodeStep& step, std::span<AppendedBloc
     }
     const size_t row = due[n];
     const RequestHandle handle = step.requests[row];
-    const int64_t computed = step.num_computed_tokens[row];
-    RequestTokens tokens = request_of(handle).tokens;
-    tokens.num_computed_tokens = computed;
-    tokens.num_tokens = at(step.num_tokens, row, computed + num_new(row));
-    tokens.num_in_flight_tokens = at(step.num_in_flight_tokens, row, 0);
     const std::span<AppendedBlock> room = appended.subspan(result.num_appended);
-    result.stop = allocate(
-        handle, tokens,
-        {.num_new_tokens = num_new(row), .num_lookahead_tokens = step.num_lookahead_tokens},
-        nullptr, static_cast<int64_t>(room.size()));
+    result.stop = allocate(handle, tokens_of(step, row, request_of(handle).tokens),
+                           allocation_of(step, row), nullptr, static_cast<int64_t>(room.size()));
     result.num_scheduled = row;
     if (result.stop != StepResult::Stop::kDone) return result;
     result.num_appended += append(static_cast<int32_t>(row), handle, room);
@@ -894,6 +922,11 @@ class NextNeed {
       const int64_t dropped =
           std::max(request_.tokens.num_prompt_tokens, num_processed_ - group_.window) /
           group_.block_size;
+      // A hit was taken over with the gap, which the next step lets go.
+      if (dropped > checked::cdiv(request_.tokens.num_prompt_tokens, group_.block_size) &&
+          dropped <= blocks_.size() && blocks_[dropped - 1] != kNullBlock) {
+        return 0;
+      }
       return after_computed((dropped + 1) * group_.block_size + group_.window);
     }
     return after_computed(group_.computed_to_skip(group_.skipped_blocks(num_processed_) + 1));

@@ -45,17 +45,12 @@ std::string ManagerState::step_key(std::string_view hash, size_t group) {
   return key;
 }
 
-namespace {
-
-const GroupPolicy& group_of(const ManagerState& state, size_t group) {
-  if (group >= state.layout.groups.size()) {
-    throw InvalidArgument("there is no group " + std::to_string(group) + " of " +
-                          std::to_string(state.layout.groups.size()));
-  }
-  return state.layout.groups[group];
+const GroupPolicy& ManagerState::group_of(size_t group) const {
+  if (group < layout.groups.size()) return layout.groups[group];
+  throw InvalidArgument("there is no group " + std::to_string(group) + " of " +
+                        std::to_string(layout.groups.size()));
 }
 
-}  // namespace
 }  // namespace detail
 
 CacheManager::CacheManager(const CacheManagerOptions& options)
@@ -70,13 +65,12 @@ CacheManager::CacheManager(CacheManager&&) noexcept = default;
 CacheManager& CacheManager::operator=(CacheManager&&) noexcept = default;
 
 size_t CacheManager::num_groups() const noexcept { return state_->layout.groups.size(); }
-int64_t CacheManager::block_size(size_t group) const noexcept {
-  return group < num_groups() ? state_->layout.groups[group].block_size : 0;
-}
+int64_t CacheManager::block_size(size_t group) const { return state_->group_of(group).block_size; }
 int64_t CacheManager::scheduler_block_size() const noexcept {
   return state_->layout.scheduler_block_size;
 }
 int64_t CacheManager::hash_block_size() const noexcept { return state_->layout.hash_block_size; }
+size_t CacheManager::hash_bytes() const noexcept { return state_->layout.hash_bytes; }
 int64_t CacheManager::num_hash_lookahead_tokens() const noexcept {
   return state_->layout.num_hash_lookahead_tokens;
 }
@@ -133,6 +127,7 @@ RequestHandle CacheManager::add_request() {
     }
     s.requests.emplace_back();
     s.quiet_until.push_back(0);
+    s.last_step.push_back(0);
     // So that giving a handle back cannot fail.
     s.unused_handles.reserve(s.requests.capacity());
     Request& request = s.requests.back();
@@ -181,8 +176,8 @@ void CacheManager::truncate_hashes(RequestHandle handle, int64_t count) {
   ManagerState& s = *state_;
   Request& request = s.request_of(handle);
   if (count < 0 || static_cast<size_t>(count) > s.hash_count(request)) {
-    throw InvalidArgument("truncate_hashes: the request has " +
-                          std::to_string(s.hash_count(request)) + " hashes, not " +
+    throw InvalidArgument("truncate_hashes: count is 0 to " +
+                          std::to_string(s.hash_count(request)) + ", the request's hashes, not " +
                           std::to_string(count));
   }
   request.hashes.resize(static_cast<size_t>(count) * s.layout.hash_bytes);
@@ -196,19 +191,23 @@ int64_t CacheManager::num_hashes(RequestHandle handle) const {
 // Prefix cache.
 
 void CacheManager::find_prefix(RequestHandle request, int64_t max_tokens, PrefixHit& hit) const {
+  detail::check_count("find_prefix", "max_tokens", max_tokens);
   state_->find_prefix(state_->request_of(request), max_tokens, hit);
 }
 
 void CacheManager::find_prefix_for_connector(RequestHandle request, int64_t max_tokens,
                                              PrefixHit& hit) const {
+  detail::check_count("find_prefix_for_connector", "max_tokens", max_tokens);
   state_->find_prefix_for_connector(state_->request_of(request), max_tokens, hit);
 }
 
 void CacheManager::truncate_prefix(PrefixHit& hit, int64_t num_tokens) const {
   const ManagerState& s = *state_;
-  if (hit.blocks.size() != num_groups() || num_tokens < 0) {
+  if (hit.blocks.size() != num_groups() || num_tokens < 0 || num_tokens > hit.num_tokens) {
     throw InvalidArgument("truncate_prefix: a hit of " + std::to_string(hit.blocks.size()) +
-                          " groups to " + std::to_string(num_tokens) + " tokens");
+                          " groups and " + std::to_string(hit.num_tokens) + " tokens, to " +
+                          std::to_string(num_tokens) + "; there are " +
+                          std::to_string(num_groups()) + " groups, and a hit only gets shorter");
   }
   const auto kept_blocks = [&](size_t g) -> size_t {
     const GroupPolicy& group = s.layout.groups[g];
@@ -250,8 +249,13 @@ void CacheManager::emit_cached_block_events(RequestHandle handle, const PrefixHi
   }
 }
 
-void CacheManager::record_prefix_cache_stats(int64_t num_tokens, int64_t num_hits,
-                                             bool preempted) noexcept {
+void CacheManager::record_prefix_cache_stats(int64_t num_tokens, int64_t num_hits, bool preempted) {
+  detail::check_count("record_prefix_cache_stats", "num_tokens", num_tokens);
+  detail::check_count("record_prefix_cache_stats", "num_hits", num_hits);
+  if (num_hits > num_tokens) {
+    throw InvalidArgument("record_prefix_cache_stats: " + std::to_string(num_hits) +
+                          " tokens were found of " + std::to_string(num_tokens));
+  }
   if (!state_->layout.enable_caching) return;
   state_->counters.num_queried_tokens.fetch_add(num_tokens, std::memory_order_relaxed);
   state_->counters.num_hit_tokens.fetch_add(num_hits, std::memory_order_relaxed);
@@ -290,8 +294,8 @@ bool CacheManager::allocate(RequestHandle request, const RequestTokens& tokens,
   return stop == StepResult::Stop::kDone;
 }
 
-std::span<const BlockId> CacheManager::new_blocks(size_t group) const noexcept {
-  if (group >= num_groups()) return {};
+std::span<const BlockId> CacheManager::new_blocks(size_t group) const {
+  state_->group_of(group);
   const detail::NewBlocks& blocks = state_->new_blocks;
   return std::span(blocks.ids)
       .subspan(blocks.begins[group], blocks.begins[group + 1] - blocks.begins[group]);
@@ -299,12 +303,16 @@ std::span<const BlockId> CacheManager::new_blocks(size_t group) const noexcept {
 
 bool CacheManager::has_new_blocks() const noexcept { return !state_->new_blocks.ids.empty(); }
 
-int64_t CacheManager::quiet_until(RequestHandle request) const noexcept {
+int64_t CacheManager::quiet_until(RequestHandle request) const {
   const auto i = static_cast<size_t>(request);
-  return i < state_->quiet_until.size() ? state_->quiet_until[i] : 0;
+  const int64_t quiet_until = i < state_->quiet_until.size() ? state_->quiet_until[i] : 0;
+  // Only a request that is there is ever quiet.
+  if (quiet_until == 0) state_->request_of(request);
+  return quiet_until;
 }
 
-bool CacheManager::starts_again(RequestHandle request) const noexcept {
+bool CacheManager::starts_again(RequestHandle request) const {
+  state_->request_of(request);
   return state_->is_alone(request) && state_->alone_starts_again;
 }
 
@@ -317,7 +325,14 @@ StepResult CacheManager::schedule(const DecodeStep& step, std::span<AppendedBloc
 
 int64_t CacheManager::num_blocks_to_allocate(RequestHandle handle, const Demand& demand,
                                              const PrefixHit* hit) {
+  constexpr const char* kCall = "num_blocks_to_allocate";
   Request& request = state_->request_of(handle);
+  detail::check_count(kCall, "num_tokens", demand.num_tokens);
+  detail::check_count(kCall, "num_tokens_main_model", demand.num_tokens_main_model);
+  detail::check_count(kCall, "num_encoder_tokens", demand.num_encoder_tokens);
+  detail::check_count(kCall, "total_computed_tokens", demand.total_computed_tokens);
+  detail::check_count(kCall, "num_local_computed_tokens", demand.num_local_computed_tokens);
+  detail::check_count(kCall, "prefill_end", demand.prefill_end);
   if (hit != nullptr) state_->check_hit(request, *hit);
   state_->quiet_until[static_cast<size_t>(handle)] = 0;
   return state_->blocks_needed(request, demand, hit);
@@ -328,10 +343,8 @@ void CacheManager::commit(RequestHandle handle, const RequestTokens& tokens,
   ManagerState& s = *state_;
   const ManagerOperation check(s);
   Request& request = s.request_of(handle);
-  detail::check_tokens(tokens);
-  if (num_computed_tokens < 0) {
-    throw InvalidArgument("commit: " + std::to_string(num_computed_tokens) + " computed tokens");
-  }
+  detail::check_tokens("commit", tokens);
+  detail::check_count("commit", "num_computed_tokens", num_computed_tokens);
   if (!s.layout.enable_caching) return;
   s.check_commit(request, num_computed_tokens);
   const RequestTokens before = std::exchange(request.tokens, tokens);
@@ -352,9 +365,8 @@ void CacheManager::remove_skipped_blocks(RequestHandle handle, int64_t num_proce
                                          std::optional<int64_t> num_prompt_tokens) {
   const ManagerOperation check(*state_);
   Request& request = state_->request_of(handle);
-  if (num_processed_tokens < 0 || num_prompt_tokens.value_or(0) < 0) {
-    throw InvalidArgument("remove_skipped_blocks: a number of tokens is negative");
-  }
+  detail::check_count("remove_skipped_blocks", "num_processed_tokens", num_processed_tokens);
+  detail::check_count("remove_skipped_blocks", "num_prompt_tokens", num_prompt_tokens.value_or(0));
   state_->quiet_until[static_cast<size_t>(handle)] = 0;
   state_->remove_skipped(request, num_processed_tokens, num_prompt_tokens);
   check.done(*this);
@@ -399,7 +411,7 @@ void CacheManager::evict_blocks(std::span<const BlockId> blocks) {
 void CacheManager::evict_blocks(size_t group, std::span<const BlockId> blocks) {
   ManagerState& s = *state_;
   const ManagerOperation check(s);
-  if (s.pool.is_sliced()) detail::group_of(s, group);
+  if (s.pool.is_sliced()) s.group_of(group);
   s.pool.evict_blocks(static_cast<PoolGroupId>(group), blocks);
   // A request may have a boundary to cache once more.
   std::fill(s.quiet_until.begin(), s.quiet_until.end(), 0);
@@ -421,7 +433,7 @@ bool CacheManager::reset_prefix_cache() {
 BlockTableView CacheManager::block_table(RequestHandle handle, size_t group) const {
   ManagerState& s = *state_;
   Request& request = s.request_of(handle);
-  const GroupPolicy& policy = detail::group_of(s, group);
+  const GroupPolicy& policy = s.group_of(group);
   const detail::BlockTables& table = request.tables[policy.table];
   return {table.ids.data() + policy.column, static_cast<size_t>(table.length),
           s.layout.tables[policy.table].num_columns};
@@ -429,11 +441,11 @@ BlockTableView CacheManager::block_table(RequestHandle handle, size_t group) con
 
 int64_t CacheManager::num_blocks_for_computed_tokens(RequestHandle handle, size_t group,
                                                      int64_t num_computed_tokens) const {
+  detail::check_count("num_blocks_for_computed_tokens", "num_computed_tokens", num_computed_tokens);
   const auto size = static_cast<int64_t>(block_table(handle, group).size());
   const GroupPolicy& policy = state_->layout.groups[group];
   if (!policy.covers_tokens) return size;
-  return std::min(size,
-                  checked::cdiv(std::max<int64_t>(0, num_computed_tokens), policy.spec_block_size));
+  return std::min(size, checked::cdiv(num_computed_tokens, policy.spec_block_size));
 }
 
 int64_t CacheManager::estimate_cached_tokens(RequestHandle handle) const {
@@ -495,15 +507,16 @@ std::vector<BlockId> CacheManager::take_new_block_ids() {
 }
 
 std::vector<BlockId> CacheManager::take_new_block_ids(size_t group) {
-  detail::group_of(*state_, group);
+  state_->group_of(group);
   return std::exchange(state_->new_block_ids[group], {});
 }
 
 void CacheManager::record_blocks_for_zeroing(RequestHandle handle, int64_t start_token) {
   ManagerState& s = *state_;
   Request& request = s.request_of(handle);
+  detail::check_count("record_blocks_for_zeroing", "start_token", start_token);
   for (const GroupPolicy& group : s.layout.groups) {
-    if (!group.records_new || (start_token >= 0 && start_token % group.block_size == 0)) continue;
+    if (!group.records_new || start_token % group.block_size == 0) continue;
     throw InvalidArgument("record_blocks_for_zeroing: token " + std::to_string(start_token) +
                           " is not the first of a block of " + std::to_string(group.block_size) +
                           " tokens");
@@ -525,7 +538,7 @@ void CacheManager::free_copies(std::span<const BlockCopy> copies) {
   const ManagerOperation check(s);
   s.freed.clear();
   for (const BlockCopy& copy : copies) {
-    detail::group_of(s, static_cast<size_t>(copy.group));
+    s.group_of(static_cast<size_t>(copy.group));
     s.freed.ids.insert(s.freed.ids.end(), {copy.source, copy.destination});
     if (is_sliced()) s.freed.end_batch(static_cast<PoolGroupId>(copy.group));
   }
@@ -549,6 +562,8 @@ std::vector<BoundaryState> CacheManager::finalize_partial_tails(RequestHandle ha
                                                                 int64_t num_in_flight_tokens) {
   ManagerState& s = *state_;
   Request& request = s.request_of(handle);
+  detail::check_count("finalize_partial_tails", "num_computed_tokens", num_computed_tokens);
+  detail::check_count("finalize_partial_tails", "num_in_flight_tokens", num_in_flight_tokens);
   std::vector<BoundaryState> tails;
   for (size_t g = 0; g < num_groups(); ++g) {
     const GroupPolicy& group = s.layout.groups[g];

@@ -46,9 +46,7 @@ std::optional<RequestHandle> CacheManager::fork(RequestHandle handle, int64_t nu
   detail::ManagerState& s = *state_;
   const detail::ManagerOperation check(s);
   s.refuse_states("fork");
-  if (num_computed_tokens < 0) {
-    throw InvalidArgument("fork: " + std::to_string(num_computed_tokens) + " computed tokens");
-  }
+  detail::check_count("fork", "num_computed_tokens", num_computed_tokens);
   struct Part {
     int64_t shared;
     int64_t kept;

@@ -1,21 +1,13 @@
 #include <algorithm>
 #include <limits>
-#include <string>
 
-#include "cache_manager/group_policy.h"
+#include "cache_manager/manager_state.h"
 #include "kvplan/cache_manager.h"
-#include "kvplan/errors.h"
 
 namespace kvplan {
 namespace {
 
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
-
-void check_count(const char* name, int64_t num_tokens) {
-  if (num_tokens >= 0 && num_tokens <= kMaxTokens) return;
-  throw InvalidArgument(std::string(name) + " is 0 to " + std::to_string(kMaxTokens) + ", not " +
-                        std::to_string(num_tokens));
-}
 
 detail::GroupPolicy policy_of(const CacheGroup& group, int64_t dcp_world_size) {
   CacheManagerOptions options;
@@ -32,14 +24,14 @@ detail::GroupPolicy policy_of(const CacheGroup& group, int64_t dcp_world_size) {
 
 int64_t skipped_tokens(const CacheGroup& group, int64_t num_computed_tokens,
                        int64_t dcp_world_size) {
-  check_count("num_computed_tokens", num_computed_tokens);
+  detail::check_count("skipped_tokens", "num_computed_tokens", num_computed_tokens);
   return policy_of(group, dcp_world_size).skipped_tokens(num_computed_tokens);
 }
 
 int64_t blocks_held(const CacheGroup& group, int64_t num_computed_tokens, int64_t num_new_tokens,
                     int64_t dcp_world_size) {
-  check_count("num_computed_tokens", num_computed_tokens);
-  check_count("num_new_tokens", num_new_tokens);
+  detail::check_count("blocks_held", "num_computed_tokens", num_computed_tokens);
+  detail::check_count("blocks_held", "num_new_tokens", num_new_tokens);
   const int64_t end = num_computed_tokens + num_new_tokens;
   const detail::GroupPolicy policy = policy_of(group, dcp_world_size);
   switch (group.kind) {
@@ -58,7 +50,7 @@ int64_t blocks_held(const CacheGroup& group, int64_t num_computed_tokens, int64_
 }
 
 int64_t blocks_for_hit(const CacheGroup& group, int64_t num_tokens, int64_t dcp_world_size) {
-  check_count("num_tokens", num_tokens);
+  detail::check_count("blocks_for_hit", "num_tokens", num_tokens);
   const detail::GroupPolicy policy = policy_of(group, dcp_world_size);
   const int64_t num_blocks = checked::cdiv(num_tokens, policy.block_size);
   switch (group.kind) {

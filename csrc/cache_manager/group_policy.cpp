@@ -108,6 +108,7 @@ ManagerLayout::ManagerLayout(const CacheManagerOptions& options)
   check_range("pcp_world_size", options.pcp_world_size, 1, 1 << 16);
   check_range("num_prefill_lookahead", options.num_prefill_lookahead, 0, kMaxTokens);
   check_range("num_hash_lookahead_tokens", num_hash_lookahead_tokens, 0, kMaxTokens);
+  check_range("retention_interval", retention_interval.value_or(0), 0, kMaxTokens);
   check_range("hash_bytes", options.hash_bytes, 1, kMaxBlockHashBytes);
   hash_bytes = static_cast<size_t>(options.hash_bytes);
   if (!(options.watermark >= 0.0 && options.watermark <= 1.0)) {
@@ -128,8 +129,14 @@ void ManagerLayout::set_groups(const CacheManagerOptions& options) {
   check_range("max_in_flight_tokens", in_flight, 0, kMaxTokens);
   for (size_t i = 0; i < options.groups.size(); ++i) {
     const CacheGroup& from = options.groups[i];
+    if (from.kind > CacheKind::kCircularBuffer) {
+      throw InvalidArgument(group_name(i) + ": there is no kind " +
+                            std::to_string(static_cast<int>(from.kind)));
+    }
     check_range((group_name(i) + ": block_size").c_str(), from.block_size, 1, kMaxTokens);
     check_range((group_name(i) + ": slices").c_str(), from.slices, 1, kMaxTokens);
+    check_range((group_name(i) + ": num_prefill_checkpoint_blocks").c_str(),
+                from.num_prefill_checkpoint_blocks, 0, kMaxTokens);
     GroupPolicy group{.kind = from.kind, .spec_block_size = from.block_size};
     group.block_size = checked::mul(from.block_size, from.dcp_sharded ? options.dcp_world_size : 1,
                                     "tokens of a block over all ranks");
@@ -370,7 +377,7 @@ void ManagerLayout::check(const CacheManagerOptions& options) const {
         "retention_interval is for groups with a sliding window or a Mamba "
         "state, and there are none; leave it unset or 0");
   }
-  if (*retention_interval < 0 || *retention_interval % scheduler_block_size != 0) {
+  if (*retention_interval % scheduler_block_size != 0) {
     throw InvalidArgument("retention_interval " + std::to_string(*retention_interval) +
                           " is not a multiple of scheduler_block_size " +
                           std::to_string(scheduler_block_size));

@@ -21,6 +21,7 @@ void CacheManager::hold_prefix(RequestHandle handle, int64_t max_tokens, PrefixH
   detail::ManagerState& s = *state_;
   const detail::ManagerOperation check(s);
   detail::Request& request = s.request_of(handle);
+  detail::check_count("hold_prefix", "max_tokens", max_tokens);
   if (std::any_of(request.tables.begin(), request.tables.end(),
                   [](const detail::BlockTables& table) { return table.length > 0; })) {
     throw InvalidArgument("hold_prefix: the request has blocks already");

@@ -152,11 +152,14 @@ struct ManagerState : OperationState {
   std::vector<SliceDemand> demands;
   std::vector<int64_t> skipped;  // by set of groups alike
   std::vector<size_t> due;       // rows of a step
-  std::vector<Growth> growths;   // by group
-  std::vector<int64_t> lengths;  // by table
+  uint64_t num_steps = 0;
+  std::vector<uint64_t> last_step;  // that named a request
+  std::vector<Growth> growths;      // by group
+  std::vector<int64_t> lengths;     // by table
 
   // Requests.
   Request& request_of(RequestHandle handle);
+  const GroupPolicy& group_of(size_t group) const;
   size_t hash_count(const Request& request) const {
     return request.hashes.size() / layout.hash_bytes;
   }
@@ -176,6 +179,8 @@ struct ManagerState : OperationState {
                             const Allocation& allocation, const PrefixHit* hit,
                             int64_t most_new_blocks = kNever);
   StepResult schedule(const DecodeStep& step, std::span<AppendedBlock> appended);
+  /// Sets `due`: the rows of a step that have something to do. Throws for a row that is not right.
+  void find_due(const DecodeStep& step);
   /// Lists the new blocks of the last allocation; returns how many.
   size_t append(int32_t row, RequestHandle handle, std::span<AppendedBlock> out);
   /// Blocks that an allocation takes off the pool's free ones.
@@ -250,7 +255,8 @@ class ManagerOperation : public OperationCheck {
   ManagerState& state_;
 };
 
-/// Throws `InvalidArgument` for counts that no request has.
-void check_tokens(const RequestTokens& tokens);
+/// Throws `InvalidArgument` for a number of tokens or blocks that nothing has.
+void check_count(const char* call, const char* name, int64_t value);
+void check_tokens(const char* call, const RequestTokens& tokens);
 
 }  // namespace kvplan::detail

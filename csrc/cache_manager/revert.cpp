@@ -12,9 +12,7 @@ void CacheManager::revert(RequestHandle handle, int64_t num_computed_tokens) {
   const detail::ManagerOperation check(s);
   detail::Request& request = s.request_of(handle);
   s.refuse_states("revert");
-  if (num_computed_tokens < 0) {
-    throw InvalidArgument("revert: " + std::to_string(num_computed_tokens) + " computed tokens");
-  }
+  detail::check_count("revert", "num_computed_tokens", num_computed_tokens);
   const auto follows_tokens = [&](const detail::GroupPolicy& group) {
     return group.covers_tokens && group.kind != CacheKind::kCircularBuffer;
   };

@@ -41,6 +41,10 @@ CacheManagerOptions cache_manager_options(const Plan& plan, bool lookahead_hashe
   const SpecTable& specs = *plan.specs;
   // The scheduler sees the groups of the first worker.
   const KVCacheGroups& groups = plan.stage_of(0).groups;
+  if (groups.empty()) {
+    throw InvalidArgument(
+        "the plan has no KV cache groups, so there is nothing to manage: its layers keep no cache");
+  }
   const BlockSizes sizes = block_sizes(plan);
   CacheManagerOptions options;
   for (const KVCacheGroup& group : groups) {
@@ -58,7 +62,7 @@ CacheManagerOptions cache_manager_options(const Plan& plan, bool lookahead_hashe
   options.scheduler_block_size = sizes.scheduler_block_size;
   options.hash_block_size = sizes.hash_block_size;
   options.max_in_flight_tokens = config.max_in_flight_tokens;
-  options.enable_caching = config.enable_prefix_caching && !groups.empty();
+  options.enable_caching = config.enable_prefix_caching;
   options.num_prefill_lookahead = config.num_prefill_lookahead_tokens;
   options.use_eagle = config.use_eagle_block_drop;
   if (options.use_eagle && lookahead_hashes && options.enable_caching && !config.has_kv_connector &&
@@ -89,6 +93,7 @@ SlicedBlockPool make_sliced_pool(const Plan& plan, SlicedBlockPoolOptions option
 }
 
 std::optional<HitUnit> hit_unit(const Plan& plan) {
+  if (plan.stage_of(0).groups.empty()) return std::nullopt;
   return hit_unit(cache_manager_options(plan), prefix_replay_tokens(plan));
 }
 

@@ -183,6 +183,144 @@ TEST_F(FullAndWindow, BadCallsChangeNothing) {
   manager.check_invariants();
 }
 
+TEST_F(FullAndWindow, NumbersOutOfRangeChangeNothing) {
+  const RequestHandle request = admit(100);
+  const std::vector<BlockId> free_before = manager.pool().free_block_ids();
+  const int64_t quiet_until = manager.quiet_until(request);
+  PrefixHit hit;
+  const std::vector<int64_t> bad = {-1, int64_t{1} << 31, int64_t{1} << 62, INT64_MAX, INT64_MIN};
+  for (const int64_t value : bad) {
+    EXPECT_THROW(manager.find_prefix(request, value, hit), InvalidArgument);
+    EXPECT_THROW(manager.find_prefix_for_connector(request, value, hit), InvalidArgument);
+    EXPECT_THROW(manager.hold_prefix(request, value, hit), InvalidArgument);
+    EXPECT_THROW(manager.fork(request, value), InvalidArgument);
+    EXPECT_THROW(manager.revert(request, value), InvalidArgument);
+    EXPECT_THROW(manager.commit(request, prompt(100), value), InvalidArgument);
+    EXPECT_THROW(manager.remove_skipped_blocks(request, value), InvalidArgument);
+    EXPECT_THROW(manager.remove_skipped_blocks(request, 0, value), InvalidArgument);
+    EXPECT_THROW(manager.record_blocks_for_zeroing(request, value), InvalidArgument);
+    EXPECT_THROW(manager.finalize_partial_tails(request, value, 0), InvalidArgument);
+    EXPECT_THROW(manager.num_blocks_for_computed_tokens(request, 0, value), InvalidArgument);
+    EXPECT_THROW(manager.truncate_hashes(request, value), InvalidArgument);
+    EXPECT_THROW(manager.record_prefix_cache_stats(value, 0, false), InvalidArgument);
+    CacheManager::Demand demand;
+    demand.num_tokens = value;
+    EXPECT_THROW(manager.num_blocks_to_allocate(request, demand), InvalidArgument);
+    const std::array requests = {request, request};
+    const std::array<int64_t, 2> computed = {100, value};
+    DecodeStep step;
+    step.requests = std::span(requests).first(1);
+    step.num_computed_tokens = std::span(computed).last(1);
+    std::array<AppendedBlock, 8> appended;
+    EXPECT_THROW(manager.schedule(step, appended), InvalidArgument);
+    step.requests = requests;
+    step.num_computed_tokens = computed;
+    EXPECT_THROW(manager.schedule(step, appended), InvalidArgument);
+  }
+  EXPECT_THROW(manager.block_size(2), InvalidArgument);
+  EXPECT_THROW(manager.new_blocks(2), InvalidArgument);
+  for (const int32_t unknown : {-1, 1, INT32_MAX}) {
+    EXPECT_THROW(manager.quiet_until(RequestHandle{unknown}), InvalidArgument);
+  }
+  EXPECT_EQ(manager.pool().free_block_ids(), free_before);
+  EXPECT_EQ(manager.quiet_until(request), quiet_until);
+  manager.check_invariants();
+}
+
+TEST_F(FullAndWindow, AStepNamesARequestOnce) {
+  const std::array named = {admit(96), admit(96, 1), RequestHandle{0}};
+  std::array<AppendedBlock, 8> appended;
+  const std::vector<BlockId> free_before = manager.pool().free_block_ids();
+  for (const int64_t tokens : {96, 97}) {  // due, and quiet later
+    const std::array<int64_t, 3> computed = {tokens, tokens, tokens};
+    DecodeStep step;
+    step.requests = named;
+    step.num_computed_tokens = computed;
+    EXPECT_THROW(manager.schedule(step, appended), InvalidArgument);
+    if (tokens == 96) {
+      EXPECT_EQ(manager.pool().free_block_ids(), free_before);
+    }
+    step.requests = std::span(named).first(2);
+    step.num_computed_tokens = std::span(computed).first(2);
+    EXPECT_EQ(manager.schedule(step, appended).num_appended, tokens == 96 ? 4u : 0u);
+  }
+}
+
+TEST(CacheManager, AHitWithRSWAsGapIsNotQuiet) {
+  CacheManager manager(options({group(CacheKind::kRSWA, 8, 4)}));
+  const RequestHandle first = manager.add_request();
+  manager.append_hashes(first, hashes(13));
+  ASSERT_TRUE(manager.allocate(first, prompt(105), fresh(105)));
+  // Of a prompt of 88 tokens; the others are outputs of before it was preempted.
+  RequestTokens tokens = prompt(105);
+  tokens.num_prompt_tokens = 88;
+  const RequestHandle second = manager.add_request();
+  manager.append_hashes(second, hashes(13));
+  PrefixHit hit;
+  manager.find_prefix(second, 104, hit);
+  ASSERT_EQ(hit.num_tokens, 104);
+  Allocation allocation = fresh(1);
+  allocation.num_new_computed_tokens = 104;
+  ASSERT_TRUE(manager.allocate(second, tokens, allocation, &hit));
+  EXPECT_NE(table(manager, second, 0)[11], kNullBlock);
+  EXPECT_LE(manager.quiet_until(second), 106) << "the next step drops the gap";
+  tokens.num_tokens = 106;
+  tokens.num_computed_tokens = 105;
+  ASSERT_TRUE(manager.allocate(second, tokens, fresh(1)));
+  EXPECT_EQ(table(manager, second, 0)[11], kNullBlock);
+}
+
+TEST(CacheManager, ABoundaryThatOthersShareIsCached) {
+  CacheManagerOptions sparse =
+      options({group(CacheKind::kFullAttention, 16), group(CacheKind::kSlidingWindow, 16, 32)});
+  sparse.retention_interval = 0;
+  CacheManager manager(sparse);
+  PrefixHit hit;
+  // Prompts of 160 tokens that share the first 96.
+  const auto admit = [&](uint32_t seed) {
+    std::vector<std::byte> names = hashes(6);
+    const std::vector<std::byte> own = hashes(4, seed);
+    names.insert(names.end(), own.begin(), own.end());
+    const RequestHandle request = manager.add_request();
+    manager.append_hashes(request, names);
+    manager.find_prefix(request, 159, hit);
+    RequestTokens tokens = prompt(160);
+    tokens.shared_prefix_boundary = hit.shared_prefix_boundary;
+    Allocation allocation = fresh(160 - hit.num_tokens);
+    allocation.num_new_computed_tokens = hit.num_tokens;
+    EXPECT_TRUE(manager.allocate(request, tokens, allocation, &hit));
+  };
+  admit(1);
+  EXPECT_EQ(hit.shared_prefix_boundary, 0);
+  admit(2);
+  EXPECT_EQ(hit.num_tokens, 0) << "windows are cached for the prompt's end alone";
+  EXPECT_EQ(hit.shared_prefix_boundary, 96) << "but others share this";
+  admit(3);
+  EXPECT_EQ(hit.num_tokens, 96) << "so the second cached a window there";
+}
+
+TEST(CacheManager, TheStateAtAPromptsEndIsCached) {
+  CacheGroup states = group(CacheKind::kMamba, 64);
+  states.mamba_align = true;
+  CacheManagerOptions made = options({group(CacheKind::kFullAttention, 16), states});
+  made.hash_block_size = 16;
+  CacheManager manager(made);
+  ASSERT_TRUE(manager.enable_partial_hits());
+  PrefixHit hit;
+  const RequestHandle first = manager.add_request();
+  manager.append_hashes(first, hashes(6));
+  RequestTokens tokens = prompt(100);
+  ASSERT_TRUE(manager.allocate(first, tokens, fresh(96)));  // up to the boundary, as vLLM does
+  tokens.num_computed_tokens = 96;
+  ASSERT_TRUE(manager.allocate(first, tokens, fresh(4)));
+  manager.new_step_starts();
+  const RequestHandle second = manager.add_request();
+  manager.append_hashes(second, hashes(6));
+  manager.find_prefix(second, 99, hit);
+  EXPECT_EQ(hit.num_tokens, 96) << "inside a block of states";
+  EXPECT_EQ(manager.take_copies().size(), 1u) << "the first goes on beside what it cached";
+}
+
 TEST_F(FullAndWindow, OptionsAreChecked) {
   const auto full = group(CacheKind::kFullAttention, 16);
   const auto refused = [](CacheManagerOptions bad) { EXPECT_THROW(CacheManager{bad}, Error); };

@@ -1,6 +1,7 @@
 """The array face of the cache manager. What it decides is compared with vLLM's in tests/vllm033."""
 
 import hashlib
+import math
 
 import numpy as np
 import pytest
@@ -78,33 +79,205 @@ def test_no_room_is_no_error():
     assert manager.allocate(request, 48, num_tokens=49, num_prompt_tokens=49) is not None
 
 
+def state(manager, requests):
+    """All that a refused call must leave as it was."""
+    pool = manager.pool
+    return [
+        [[ids.tolist() for ids in manager.block_ids(request)] for request in requests],
+        [(manager.num_hashes(request), manager.quiet_until(request)) for request in requests],
+        pool.free_block_ids().tolist(),
+        pool.ref_counts(np.arange(len(pool))).tolist(),
+        (manager.num_requests, pool.num_cached_hashes),
+    ]
+
+
+def refuses(manager, handles, call, /, *args, **kwargs):
+    before = state(manager, handles)
+    with pytest.raises((TypeError, ValueError)) as refused:
+        call(*args, **kwargs)
+    assert "incompatible function arguments" not in str(refused.value)
+    assert state(manager, handles) == before
+    manager.check_invariants()
+    return str(refused.value)
+
+
+TOKENS = {"num_tokens": 100, "num_prompt_tokens": 100, "num_computed_tokens": 99}
+#: Calls with numbers that they take, of a request with 100 tokens.
+CALLS = {
+    "find_prefix": {"max_tokens": 99},
+    "find_prefix_for_connector": {"max_tokens": 99},
+    "hold_prefix": {"max_tokens": 99},
+    "release_hold": {},
+    "truncate_hashes": {"count": 6},
+    "num_hashes": {},
+    "allocate": {
+        "num_new_tokens": 1,
+        **TOKENS,
+        "num_in_flight_tokens": 0,
+        "shared_prefix_boundary": 0,
+        "num_new_computed_tokens": 0,
+        "num_lookahead_tokens": 0,
+        "num_external_computed_tokens": 0,
+        "num_encoder_tokens": 0,
+        "reserved_blocks": 0,
+    },
+    "commit": {"num_tokens_to_cache": 90, **TOKENS},
+    "quiet_until": {},
+    "num_blocks_to_allocate": {
+        "num_tokens": 101,
+        "num_tokens_main_model": 101,
+        "total_computed_tokens": 100,
+        "num_local_computed_tokens": 100,
+        "num_encoder_tokens": 0,
+        "prefill_end": 0,
+    },
+    "fork": {"num_computed_tokens": 90},
+    "revert": {"num_computed_tokens": 90},
+    "remove_skipped_blocks": {"num_processed_tokens": 0, "num_prompt_tokens": 0},
+    "free": {},
+    "pop_blocks_for_free": {},
+    "remove_request": {},
+    "record_blocks_for_zeroing": {"start_token": 0},
+    "finalize_partial_tails": {"num_computed_tokens": 0, "num_in_flight_tokens": 0},
+    "block_ids": {},
+    "num_blocks_for_computed_tokens": {"group": 0, "num_computed_tokens": 0},
+    "estimate_cached_tokens": {},
+    "num_common_prefix_blocks": {"group": 0},
+}
+BAD = [-1, 2**31, 2**62, 2**64, 2**70, math.nan, 1.5, "1", True, [1], b"1"]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_bad_numbers_change_nothing(manager, name):
+    request, _, _ = admit(manager, 100)
+    call, arguments = getattr(manager, name), {"request": request, **CALLS[name]}
+    for argument in arguments:
+        for bad in BAD:
+            text = refuses(manager, [request], call, **{**arguments, argument: bad})
+            assert str(bad) in text or repr(bad) in text, text
+            named = argument in text or argument in ("request", "group", "num_tokens_to_cache")
+            assert named, text
+    for unknown in (request + 1, None):
+        refuses(manager, [request], call, **{**arguments, "request": unknown})
+    if name != "hold_prefix":  # the request has blocks
+        call(**arguments)
+
+
+STEP = {"requests": [0, 1], "num_computed_tokens": [100, 64]}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"requests": [0, 0]},
+        {"requests": [1, 0, 1], "num_computed_tokens": [64, 100, 64]},
+        {"requests": [0, 2]},
+        {"requests": [0, -1]},
+        {"requests": [0, 2**40]},
+        {"requests": [0, 2**70]},
+        {"requests": ["a", 1]},
+        {"requests": None},
+        {"num_computed_tokens": [100]},
+        {"num_computed_tokens": [100, -1]},
+        {"num_computed_tokens": [100, 2**62]},
+        {"num_computed_tokens": [2**63 - 1] * 2},
+        {"num_computed_tokens": [100, 2**70]},
+        {"num_computed_tokens": [100, math.nan]},
+        {"num_computed_tokens": [[100, 64]]},
+        {"num_computed_tokens": [100, 1000]},
+        {"num_new_tokens": [1, 0]},
+        {"num_new_tokens": [1, -1]},
+        {"num_new_tokens": [1, 2**62]},
+        {"num_tokens": [101, -1]},
+        {"num_in_flight_tokens": [0, -1]},
+        {"num_lookahead_tokens": -1},
+        {"num_lookahead_tokens": 2**62},
+        {"num_lookahead_tokens": 2**70},
+        {"appended": np.zeros(4, np.int32)},
+        {"appended": np.zeros((4, 3), np.int32)},
+        {"appended": None},
+    ],
+)
+def test_a_bad_row_stops_a_step_before_it_begins(manager, wrong):
+    requests = [admit(manager, 100)[0], admit(manager, 64)[0]]
+    step = {**STEP, "appended": np.full((8, 4), -9, np.int32), **wrong}
+    refuses(manager, requests, manager.schedule, **step)
+    refuses(manager, requests, manager.schedule, **step)
+    appended = np.zeros((8, 4), np.int32)
+    # The second one needs a block in each group; so does the first, later.
+    assert manager.schedule(**STEP, appended=appended) == (2, 2, "done")
+    assert manager.schedule([1, 0], [65, 112], appended=appended) == (2, 2, "done")
+
+
 @pytest.mark.parametrize(
     "call",
     [
-        lambda m, r: m.free(r + 1),
-        lambda m, r: m.free(-1),
-        lambda m, r: m.free(2**40),
-        lambda m, r: m.allocate(r, 0, num_tokens=100, num_prompt_tokens=100),
-        lambda m, r: m.allocate(r, -3, num_tokens=100, num_prompt_tokens=100),
         lambda m, r: m.append_hashes(r, [b"short"]),
+        lambda m, r: m.append_hashes(r, [bytes(16), bytes(16)]),
+        lambda m, r: m.append_hashes(r, [bytes(64)]),
+        lambda m, r: m.append_hashes(r, [bytes(32), b""]),
+        lambda m, r: m.append_hashes(r, ["h"]),
+        lambda m, r: m.append_hashes(r, None),
         lambda m, r: m.truncate_hashes(r, 99),
         lambda m, r: m.commit(r, 900, num_tokens=900, num_prompt_tokens=100),
+        lambda m, r: m.allocate(r, 0, num_tokens=100, num_prompt_tokens=100),
+        lambda m, r: m.allocate(
+            r, 1, num_tokens=101, num_prompt_tokens=100, skip_zeroing_groups=[-1]
+        ),
+        lambda m, r: m.allocate(
+            r, 1, num_tokens=101, num_prompt_tokens=100, skip_zeroing_groups=[2**70]
+        ),
         lambda m, r: m.evict_blocks([100]),
-        lambda m, r: m.schedule([r, r], [1], appended=np.zeros((4, 4), np.int32)),
-        lambda m, r: m.schedule([r], [1], appended=np.zeros(4, np.int32)),
+        lambda m, r: m.evict_blocks([-1]),
+        lambda m, r: m.block_size(2),
+        lambda m, r: m.block_size(-1),
         lambda m, r: m.num_blocks_for_computed_tokens(r, 2, 1),
+        lambda m, r: m.num_common_prefix_blocks(r, 2**40),
+        lambda m, r: m.record_prefix_cache_stats(-1, 0),
+        lambda m, r: m.record_prefix_cache_stats(2**62, 0),
+        lambda m, r: m.record_prefix_cache_stats(1, 2),
+        lambda m, r: m.truncate_prefix(m.find_prefix(r, 99), 2**62),
+        lambda m, r: m.truncate_prefix(m.find_prefix(r, 99), -16),
+        lambda m, r: m.truncate_prefix(m.find_prefix(r, 64), 96),
     ],
 )
 def test_bad_calls_change_nothing(manager, call):
     request, _, _ = admit(manager, 100)
     manager.append_hashes(request, hashes(60, 1))
-    before = [ids.tolist() for ids in manager.block_ids(request)]
-    free = manager.pool.free_block_ids().tolist()
-    with pytest.raises(ValueError):
-        call(manager, request)
-    assert [ids.tolist() for ids in manager.block_ids(request)] == before
-    assert manager.pool.free_block_ids().tolist() == free
-    manager.check_invariants()
+    refuses(manager, [request], call, manager, request)
+
+
+@pytest.mark.parametrize("value", [-1, 0, 2**31, 2**62, 2**70, math.nan, "1", None])
+def test_bad_options_are_refused(value):
+    options = {"num_blocks": 10, "max_model_len": 100}
+    groups = [kvplan.CacheGroup("sliding_window", 16, window=32)]
+    allowed = {None: {"scheduler_block_size", "hash_block_size", "max_in_flight_tokens"}}
+    allowed[None] |= {"retention_interval"}
+    allowed[0] = {"max_in_flight_tokens", "retention_interval"}
+    allowed[0] |= {"num_hash_lookahead_tokens", "num_prefill_lookahead"}
+    for name in (
+        "num_blocks", "max_model_len", "scheduler_block_size", "hash_block_size",
+        "max_in_flight_tokens", "retention_interval", "num_hash_lookahead_tokens",
+        "num_prefill_lookahead", "dcp_world_size", "pcp_world_size", "hash_bytes",
+    ):  # fmt: skip
+        if name in allowed.get(value, ()):
+            kvplan.CacheManager(groups, **{**options, name: value})
+            continue
+        with pytest.raises((TypeError, ValueError)) as refused:
+            kvplan.CacheManager(groups, **{**options, name: value})
+        assert "incompatible function arguments" not in str(refused.value), name
+        assert name in str(refused.value)
+    for name in ("block_size", "window", "extra_retained_tokens"):
+        if (name, value) == ("extra_retained_tokens", 0):
+            continue
+        group = {"kind": "sliding_window", "block_size": 16, "window": 32, name: value}
+        with pytest.raises((TypeError, ValueError), match=name):
+            kvplan.CacheManager([kvplan.CacheGroup(**group)], **options)
+    with pytest.raises((TypeError, ValueError)):
+        kvplan.CacheManager([], **options)
+    for watermark in (-0.1, 1.5, math.nan):
+        with pytest.raises(ValueError, match="watermark"):
+            kvplan.CacheManager(groups, **options, watermark=watermark)
 
 
 @pytest.mark.parametrize("kind", ["attention", "cross"])
@@ -149,6 +322,8 @@ def test_the_manager_of_a_plan():
     assert not kvplan.CacheManager.from_plan(plan, enable_caching=False).pool.enable_caching
     with pytest.raises(TypeError, match=r"kvplan\.Plan, not dict"):
         kvplan.CacheManager.from_plan({})
+    with pytest.raises(ValueError, match="no KV cache groups"):
+        kvplan.CacheManager.from_plan(kvplan.plan(config, [{}], [1 << 20]))
 
 
 def test_the_manager_of_a_plan_with_slices():

@@ -307,7 +307,8 @@ class Trace:
         for _ in range(rng.randint(0, drafts)):
             request.append(rng.randrange(256))
             request.num_computed_tokens += 1
-        if rng.random() < 0.5 and request.num_computed_tokens == request.num_tokens:
+        is_done = request.num_computed_tokens == request.num_tokens
+        if rng.random() < 0.5 and is_done and request.num_tokens < self.longest:
             request.append(rng.randrange(256))
         return True
 

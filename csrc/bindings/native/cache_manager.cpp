@@ -14,6 +14,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/native/block_arrays.h"
+#include "bindings/native/named_int.h"
 #include "bindings/native/plan_object.h"
 #include "bindings/native/short_repr.h"
 #include "bindings/native/spec_object.h"
@@ -24,24 +25,28 @@ namespace py = pybind11;
 namespace kvplan::bindings {
 namespace {
 
-// Without forcecast: a fraction or an unsigned number of 64 bits is a TypeError, not another
-// number.
-using Int64Array = py::array_t<int64_t, py::array::c_style>;
 using HandleArray = py::array_t<int32_t, py::array::c_style>;
 
 RequestHandle handle(int64_t request) {
-  // Anything out of range is a handle that no request has.
-  const bool fits = request >= 0 && request <= std::numeric_limits<int32_t>::max();
-  return static_cast<RequestHandle>(fits ? static_cast<int32_t>(request) : -1);
+  if (request < 0 || request > std::numeric_limits<int32_t>::max()) {
+    throw InvalidArgument("no request has handle " + std::to_string(request));
+  }
+  return static_cast<RequestHandle>(request);
+}
+
+size_t index(int64_t group) {
+  if (group < 0) throw InvalidArgument("there is no group " + std::to_string(group));
+  return static_cast<size_t>(group);
 }
 
 /// An array of int32 is read where it lies; other integers are handles only if they fit.
 HandleArray handles(const py::object& requests) {
   if (py::isinstance<HandleArray>(requests)) return requests;
-  const Int64Array wide(requests);
-  HandleArray result(wide.size());
-  for (py::ssize_t i = 0; i < wide.size(); ++i) {
-    result.mutable_data()[i] = static_cast<int32_t>(handle(wide.data()[i]));
+  const Int64Row row(requests, "requests");
+  const std::span<const int64_t> wide(row);
+  HandleArray result(static_cast<py::ssize_t>(wide.size()));
+  for (size_t i = 0; i < wide.size(); ++i) {
+    result.mutable_data()[i] = static_cast<int32_t>(handle(wide[i]));
   }
   return result;
 }
@@ -99,30 +104,27 @@ py::list boundary_tuples(const std::vector<BoundaryState>& states) {
   return result;
 }
 
-std::span<const int64_t> values_of(const std::optional<Int64Array>& array) {
-  if (!array) return {};
-  return {array->data(), static_cast<size_t>(array->size())};
-}
-
 py::tuple schedule(CacheManager& manager, const py::object& request_handles,
-                   const Int64Array& num_computed_tokens,
-                   const std::optional<Int64Array>& num_new_tokens,
-                   const std::optional<Int64Array>& num_tokens,
-                   const std::optional<Int64Array>& num_in_flight_tokens,
-                   int64_t num_lookahead_tokens, IdArray appended) {
-  if (appended.ndim() != 2 || appended.shape(1) != 4) {
-    throw InvalidArgument("appended is an int32 array of 4 columns");
+                   const Ints<"num_computed_tokens">& num_computed_tokens,
+                   const Ints<"num_new_tokens">& num_new_tokens,
+                   const Ints<"num_tokens">& num_tokens,
+                   const Ints<"num_in_flight_tokens">& num_in_flight_tokens,
+                   Int<"num_lookahead_tokens"> num_lookahead_tokens, const py::object& out) {
+  // A copy would take the ids with it.
+  if (!py::isinstance<IdArray>(out) || py::array(out).ndim() != 2 || py::array(out).shape(1) != 4) {
+    throw py::type_error("appended must be a C-contiguous int32 array of shape (room, 4), got " +
+                         py::repr(out).cast<std::string>());
   }
+  IdArray appended(out);
   static_assert(sizeof(AppendedBlock) == 4 * sizeof(BlockId));
   const HandleArray requests = handles(request_handles);
   const StepResult result =
       manager.schedule({.requests = {reinterpret_cast<const RequestHandle*>(requests.data()),
                                      static_cast<size_t>(requests.size())},
-                        .num_computed_tokens = {num_computed_tokens.data(),
-                                                static_cast<size_t>(num_computed_tokens.size())},
-                        .num_new_tokens = values_of(num_new_tokens),
-                        .num_tokens = values_of(num_tokens),
-                        .num_in_flight_tokens = values_of(num_in_flight_tokens),
+                        .num_computed_tokens = num_computed_tokens,
+                        .num_new_tokens = num_new_tokens,
+                        .num_tokens = num_tokens,
+                        .num_in_flight_tokens = num_in_flight_tokens,
                         .num_lookahead_tokens = num_lookahead_tokens},
                        {reinterpret_cast<AppendedBlock*>(appended.mutable_data()),
                         static_cast<size_t>(appended.shape(0))});
@@ -137,12 +139,14 @@ py::object allocate_request(CacheManager& manager, int64_t request, const Reques
   return by_group(manager.num_groups(), [&](size_t g) { return to_array(manager.new_blocks(g)); });
 }
 
-CacheGroup make_group(const std::string& kind, int64_t block_size, bool dcp_sharded,
-                      bool prefix_cacheable, bool is_eagle_group, bool is_zeroed, int64_t window,
-                      int64_t extra_retained_tokens, bool mamba_align,
-                      int64_t num_speculative_blocks, int64_t num_prefill_checkpoint_blocks,
-                      std::optional<int64_t> prefill_checkpoint_alignment,
-                      std::optional<size_t> same_spec_as, int64_t slices) {
+CacheGroup make_group(
+    const std::string& kind, Int<"block_size"> block_size, bool dcp_sharded, bool prefix_cacheable,
+    bool is_eagle_group, bool is_zeroed, Int<"window"> window,
+    Int<"extra_retained_tokens"> extra_retained_tokens, bool mamba_align,
+    Int<"num_speculative_blocks"> num_speculative_blocks,
+    Int<"num_prefill_checkpoint_blocks"> num_prefill_checkpoint_blocks,
+    std::optional<Int<"prefill_checkpoint_alignment">> prefill_checkpoint_alignment,
+    std::optional<Int<"same_spec_as">> same_spec_as, Int<"slices"> slices) {
   return {.kind = parse_kind(kind),
           .block_size = block_size,
           .dcp_sharded = dcp_sharded,
@@ -155,7 +159,7 @@ CacheGroup make_group(const std::string& kind, int64_t block_size, bool dcp_shar
           .num_speculative_blocks = num_speculative_blocks,
           .num_prefill_checkpoint_blocks = num_prefill_checkpoint_blocks,
           .prefill_checkpoint_alignment = prefill_checkpoint_alignment,
-          .same_spec_as = same_spec_as,
+          .same_spec_as = same_spec_as ? std::optional(index(*same_spec_as)) : std::nullopt,
           .slices = slices};
 }
 
@@ -203,16 +207,19 @@ slices: blocks that the group cuts each block of the pool into.)")
       });
 }
 
-CacheManager make_manager(std::vector<CacheGroup> groups, int64_t num_blocks, int64_t max_model_len,
-                          std::optional<int64_t> scheduler_block_size,
-                          std::optional<int64_t> hash_block_size,
-                          std::optional<int64_t> max_in_flight_tokens, bool enable_caching,
-                          bool use_eagle, int64_t num_hash_lookahead_tokens,
-                          int64_t num_prefill_lookahead, bool enable_events, int64_t dcp_world_size,
-                          int64_t pcp_world_size, double watermark,
+CacheManager make_manager(std::vector<CacheGroup> groups, Int<"num_blocks"> num_blocks,
+                          Int<"max_model_len"> max_model_len,
+                          std::optional<Int<"scheduler_block_size">> scheduler_block_size,
+                          std::optional<Int<"hash_block_size">> hash_block_size,
+                          std::optional<Int<"max_in_flight_tokens">> max_in_flight_tokens,
+                          bool enable_caching, bool use_eagle,
+                          Int<"num_hash_lookahead_tokens"> num_hash_lookahead_tokens,
+                          Int<"num_prefill_lookahead"> num_prefill_lookahead, bool enable_events,
+                          Int<"dcp_world_size"> dcp_world_size,
+                          Int<"pcp_world_size"> pcp_world_size, double watermark,
                           bool enable_mamba_shared_prefix_checkpoint,
-                          std::optional<int64_t> retention_interval, bool needs_zeroing,
-                          int64_t hash_bytes) {
+                          std::optional<Int<"retention_interval">> retention_interval,
+                          bool needs_zeroing, Int<"hash_bytes"> hash_bytes) {
   return CacheManager(CacheManagerOptions{
       .groups = std::move(groups),
       .num_blocks = num_blocks,
@@ -237,7 +244,7 @@ CacheManager make_manager(std::vector<CacheGroup> groups, int64_t num_blocks, in
 CacheManager manager_from_plan(const py::object& plan, bool lookahead_hashes,
                                std::optional<bool> enable_caching, bool enable_events,
                                double watermark, bool enable_mamba_shared_prefix_checkpoint,
-                               int64_t hash_bytes) {
+                               Int<"hash_bytes"> hash_bytes) {
   CacheManagerOptions options = cache_manager_options(plan_of(plan), lookahead_hashes);
   if (enable_caching) options.enable_caching = *enable_caching;
   options.enable_events = enable_events;
@@ -257,10 +264,16 @@ RequestTokens make_tokens(int64_t num_tokens, int64_t num_prompt_tokens,
           .shared_prefix_boundary = shared_prefix_boundary};
 }
 
-void append_hashes(CacheManager& manager, int64_t request, const py::object& hashes) {
+void append_hashes(CacheManager& manager, Int<"request"> request, const py::object& hashes) {
   const Hashes views(hashes);
   std::string bytes;
-  for (const std::string_view hash : views.views()) bytes.append(hash);
+  for (const std::string_view hash : views.views()) {
+    if (hash.size() != manager.hash_bytes()) {
+      throw InvalidArgument("append_hashes: a hash of " + std::to_string(hash.size()) +
+                            " bytes, where hash_bytes is " + std::to_string(manager.hash_bytes()));
+    }
+    bytes.append(hash);
+  }
   manager.append_hashes(handle(request), std::as_bytes(std::span(bytes)));
 }
 
@@ -286,7 +299,7 @@ void bind_lookup(py::class_<CacheManager>& manager) {
   manager
       .def(
           "find_prefix",
-          [](const CacheManager& m, int64_t request, int64_t max_tokens) {
+          [](const CacheManager& m, Int<"request"> request, Int<"max_tokens"> max_tokens) {
             PrefixHit hit;
             m.find_prefix(handle(request), max_tokens, hit);
             return hit;
@@ -296,7 +309,7 @@ void bind_lookup(py::class_<CacheManager>& manager) {
           "anything else takes blocks. Mirrors KVCacheManager.get_computed_blocks (0.33).")
       .def(
           "find_prefix_for_connector",
-          [](const CacheManager& m, int64_t request, int64_t max_tokens) {
+          [](const CacheManager& m, Int<"request"> request, Int<"max_tokens"> max_tokens) {
             PrefixHit hit;
             m.find_prefix_for_connector(handle(request), max_tokens, hit);
             return hit;
@@ -305,7 +318,7 @@ void bind_lookup(py::class_<CacheManager>& manager) {
           "Mirrors KVCacheManager.get_computed_blocks_for_connector (0.33).")
       .def(
           "hold_prefix",
-          [](CacheManager& m, int64_t request, int64_t max_tokens) {
+          [](CacheManager& m, Int<"request"> request, Int<"max_tokens"> max_tokens) {
             PrefixHit hit;
             m.hold_prefix(handle(request), max_tokens, hit);
             return hit;
@@ -315,18 +328,28 @@ void bind_lookup(py::class_<CacheManager>& manager) {
           "free "
           "or remove_request lets it go.")
       .def(
-          "release_hold", [](CacheManager& m, int64_t request) { m.release_hold(handle(request)); },
+          "release_hold",
+          [](CacheManager& m, Int<"request"> request) { m.release_hold(handle(request)); },
           py::arg("request"))
-      .def("truncate_prefix", &CacheManager::truncate_prefix, py::arg("hit"), py::arg("num_tokens"),
-           "Shortens a hit in place to a multiple of every block.")
+      .def(
+          "truncate_prefix",
+          [](const CacheManager& m, PrefixHit& hit, Int<"num_tokens"> num_tokens) {
+            m.truncate_prefix(hit, num_tokens);
+          },
+          py::arg("hit"), py::arg("num_tokens"),
+          "Shortens a hit in place to a multiple of every block.")
       .def(
           "emit_cached_block_events",
-          [](CacheManager& m, int64_t request, const PrefixHit& hit) {
+          [](CacheManager& m, Int<"request"> request, const PrefixHit& hit) {
             m.emit_cached_block_events(handle(request), hit);
           },
           py::arg("request"), py::arg("hit"), "Stored events for the blocks of a hit.")
-      .def("record_prefix_cache_stats", &CacheManager::record_prefix_cache_stats,
-           py::arg("num_tokens"), py::arg("num_hits"), py::arg("preempted") = false)
+      .def(
+          "record_prefix_cache_stats",
+          [](CacheManager& m, Int<"num_tokens"> num_tokens, Int<"num_hits"> num_hits,
+             bool preempted) { m.record_prefix_cache_stats(num_tokens, num_hits, preempted); },
+          py::arg("num_tokens"), py::arg("num_hits"), py::arg("preempted") = false,
+          "Counts a lookup.")
       .def("take_prefix_cache_stats", &take_stats,
            "Counts since the last call, as in vLLM's PrefixCacheStats.");
 }
@@ -335,13 +358,22 @@ void bind_allocation(py::class_<CacheManager>& manager) {
   manager
       .def(
           "allocate",
-          [](CacheManager& m, int64_t request, int64_t num_new_tokens, int64_t num_tokens,
-             int64_t num_prompt_tokens, int64_t num_computed_tokens, int64_t num_in_flight_tokens,
-             int64_t shared_prefix_boundary, int64_t num_new_computed_tokens, const PrefixHit* hit,
-             int64_t num_lookahead_tokens, int64_t num_external_computed_tokens,
-             bool delay_cache_blocks, int64_t num_encoder_tokens, bool full_sequence_must_fit,
-             int64_t reserved_blocks, bool apply_watermark,
-             const std::vector<uint16_t>& skip_zeroing_groups) {
+          [](CacheManager& m, Int<"request"> request, Int<"num_new_tokens"> num_new_tokens,
+             Int<"num_tokens"> num_tokens, Int<"num_prompt_tokens"> num_prompt_tokens,
+             Int<"num_computed_tokens"> num_computed_tokens,
+             Int<"num_in_flight_tokens"> num_in_flight_tokens,
+             Int<"shared_prefix_boundary"> shared_prefix_boundary,
+             Int<"num_new_computed_tokens"> num_new_computed_tokens, const PrefixHit* hit,
+             Int<"num_lookahead_tokens"> num_lookahead_tokens,
+             Int<"num_external_computed_tokens"> num_external_computed_tokens,
+             bool delay_cache_blocks, Int<"num_encoder_tokens"> num_encoder_tokens,
+             bool full_sequence_must_fit, Int<"reserved_blocks"> reserved_blocks,
+             bool apply_watermark,
+             const std::vector<Int<"skip_zeroing_groups">>& skip_zeroing_groups) {
+            std::vector<uint16_t> groups;
+            for (const int64_t group : skip_zeroing_groups) {
+              groups.push_back(static_cast<uint16_t>(to_group(group)));
+            }
             return allocate_request(m, request,
                                     make_tokens(num_tokens, num_prompt_tokens, num_computed_tokens,
                                                 num_in_flight_tokens, shared_prefix_boundary),
@@ -354,7 +386,7 @@ void bind_allocation(py::class_<CacheManager>& manager) {
                                      .delay_cache_blocks = delay_cache_blocks,
                                      .full_sequence_must_fit = full_sequence_must_fit,
                                      .apply_watermark = apply_watermark,
-                                     .skip_zeroing_groups = skip_zeroing_groups},
+                                     .skip_zeroing_groups = groups},
                                     hit);
           },
           py::arg("request"), py::arg("num_new_tokens"), py::kw_only(), py::arg("num_tokens"),
@@ -364,20 +396,21 @@ void bind_allocation(py::class_<CacheManager>& manager) {
           py::arg("num_lookahead_tokens") = 0, py::arg("num_external_computed_tokens") = 0,
           py::arg("delay_cache_blocks") = false, py::arg("num_encoder_tokens") = 0,
           py::arg("full_sequence_must_fit") = false, py::arg("reserved_blocks") = 0,
-          py::arg("apply_watermark") = false,
-          py::arg("skip_zeroing_groups") = std::vector<uint16_t>(),
+          py::arg("apply_watermark") = false, py::arg("skip_zeroing_groups") = py::tuple(),
           R"(Makes room for a request's next tokens; the new block ids, an int32 array a group, or None
 where they do not fit. Mirrors KVCacheManager.allocate_slots (0.33).)")
       .def(
           "quiet_until",
-          [](const CacheManager& m, int64_t request) { return m.quiet_until(handle(request)); },
+          [](const CacheManager& m, Int<"request"> request) {
+            return m.quiet_until(handle(request));
+          },
           py::arg("request"),
           "While computed, new and lookahead tokens are fewer than this, allocate returns no "
           "blocks and need not be called.")
       .def("schedule", &schedule, py::arg("requests"), py::arg("num_computed_tokens"),
-           py::arg("num_new_tokens") = std::nullopt, py::arg("num_tokens") = std::nullopt,
-           py::arg("num_in_flight_tokens") = std::nullopt, py::arg("num_lookahead_tokens") = 0,
-           py::kw_only(), py::arg("appended").noconvert(),  // a copy would take the ids with it
+           py::arg("num_new_tokens") = py::none(), py::arg("num_tokens") = py::none(),
+           py::arg("num_in_flight_tokens") = py::none(), py::arg("num_lookahead_tokens") = 0,
+           py::kw_only(), py::arg("appended"),
            R"(One decode step: allocates for each request in order until one does not fit.
 
 requests: handles; an int32 array is read where it lies. appended: C-contiguous int32 array of shape
@@ -385,10 +418,12 @@ requests: handles; an int32 array is read where it lies. appended: C-contiguous 
 scheduled, blocks appended, "done" | "no_blocks" | "no_room").)")
       .def(
           "num_blocks_to_allocate",
-          [](CacheManager& m, int64_t request, int64_t num_tokens, int64_t num_tokens_main_model,
-             int64_t total_computed_tokens, int64_t num_local_computed_tokens,
-             int64_t num_encoder_tokens, int64_t prefill_end, bool apply_admission_cap,
-             const PrefixHit* hit) {
+          [](CacheManager& m, Int<"request"> request, Int<"num_tokens"> num_tokens,
+             Int<"num_tokens_main_model"> num_tokens_main_model,
+             Int<"total_computed_tokens"> total_computed_tokens,
+             Int<"num_local_computed_tokens"> num_local_computed_tokens,
+             Int<"num_encoder_tokens"> num_encoder_tokens, Int<"prefill_end"> prefill_end,
+             bool apply_admission_cap, const PrefixHit* hit) {
             return m.num_blocks_to_allocate(handle(request),
                                             {.num_tokens = num_tokens,
                                              .num_tokens_main_model = num_tokens_main_model,
@@ -406,9 +441,11 @@ scheduled, blocks appended, "done" | "no_blocks" | "no_room").)")
           py::arg("hit") = nullptr, "Mirrors KVCacheCoordinator.get_num_blocks_to_allocate (0.33).")
       .def(
           "commit",
-          [](CacheManager& m, int64_t request, int64_t computed, int64_t num_tokens,
-             int64_t num_prompt_tokens, int64_t num_computed_tokens, int64_t num_in_flight_tokens,
-             int64_t shared_prefix_boundary) {
+          [](CacheManager& m, Int<"request"> request, Int<"num_tokens_to_cache"> computed,
+             Int<"num_tokens"> num_tokens, Int<"num_prompt_tokens"> num_prompt_tokens,
+             Int<"num_computed_tokens"> num_computed_tokens,
+             Int<"num_in_flight_tokens"> num_in_flight_tokens,
+             Int<"shared_prefix_boundary"> shared_prefix_boundary) {
             m.commit(handle(request),
                      make_tokens(num_tokens, num_prompt_tokens, num_computed_tokens,
                                  num_in_flight_tokens, shared_prefix_boundary),
@@ -425,7 +462,8 @@ void bind_release(py::class_<CacheManager>& manager) {
   manager
       .def(
           "fork",
-          [](CacheManager& m, int64_t request, int64_t computed) -> std::optional<int32_t> {
+          [](CacheManager& m, Int<"request"> request,
+             Int<"num_computed_tokens"> computed) -> std::optional<int32_t> {
             const std::optional<RequestHandle> made = m.fork(handle(request), computed);
             return made ? std::optional(static_cast<int32_t>(*made)) : std::nullopt;
           },
@@ -435,7 +473,7 @@ void bind_release(py::class_<CacheManager>& manager) {
           "if the pool has no blocks for the copies.")
       .def(
           "revert",
-          [](CacheManager& m, int64_t request, int64_t computed) {
+          [](CacheManager& m, Int<"request"> request, Int<"num_computed_tokens"> computed) {
             m.revert(handle(request), computed);
           },
           py::arg("request"), py::arg("num_computed_tokens"),
@@ -443,19 +481,20 @@ void bind_release(py::class_<CacheManager>& manager) {
           "happen.")
       .def(
           "remove_skipped_blocks",
-          [](CacheManager& m, int64_t request, int64_t processed, std::optional<int64_t> prompt) {
+          [](CacheManager& m, Int<"request"> request, Int<"num_processed_tokens"> processed,
+             std::optional<Int<"num_prompt_tokens">> prompt) {
             m.remove_skipped_blocks(handle(request), processed, prompt);
           },
           py::arg("request"), py::arg("num_processed_tokens"),
           py::arg("num_prompt_tokens") = std::nullopt,
           "Frees what lies behind the windows of a request.")
       .def(
-          "free", [](CacheManager& m, int64_t request) { m.free(handle(request)); },
+          "free", [](CacheManager& m, Int<"request"> request) { m.free(handle(request)); },
           py::arg("request"),
           "Frees all blocks; the request stays known and can be allocated again.")
       .def(
           "pop_blocks_for_free",
-          [](CacheManager& m, int64_t request) {
+          [](CacheManager& m, Int<"request"> request) {
             std::vector<BlockId> blocks;
             m.pop_blocks_for_free(handle(request), blocks);
             return to_array(blocks);
@@ -479,14 +518,14 @@ void bind_step(py::class_<CacheManager>& manager) {
   manager.def("new_step_starts", &CacheManager::new_step_starts)
       .def(
           "take_new_block_ids",
-          [](CacheManager& m, std::optional<size_t> group) {
-            return to_array(group ? m.take_new_block_ids(*group) : m.take_new_block_ids());
+          [](CacheManager& m, std::optional<Int<"group">> group) {
+            return to_array(group ? m.take_new_block_ids(index(*group)) : m.take_new_block_ids());
           },
           py::arg("group") = std::nullopt,
           "Blocks to zero before use, of one group or all. With slices, ids need their group.")
       .def(
           "record_blocks_for_zeroing",
-          [](CacheManager& m, int64_t request, int64_t start_token) {
+          [](CacheManager& m, Int<"request"> request, Int<"start_token"> start_token) {
             m.record_blocks_for_zeroing(handle(request), start_token);
           },
           py::arg("request"), py::arg("start_token"))
@@ -516,7 +555,8 @@ void bind_step(py::class_<CacheManager>& manager) {
           "(request, group, block, tokens) of states that a connector can store.")
       .def(
           "finalize_partial_tails",
-          [](CacheManager& m, int64_t request, int64_t computed, int64_t in_flight) {
+          [](CacheManager& m, Int<"request"> request, Int<"num_computed_tokens"> computed,
+             Int<"num_in_flight_tokens"> in_flight) {
             return boundary_tuples(m.finalize_partial_tails(handle(request), computed, in_flight));
           },
           py::arg("request"), py::arg("num_computed_tokens"), py::arg("num_in_flight_tokens") = 0)
@@ -528,7 +568,7 @@ void bind_state(py::class_<CacheManager>& manager) {
   manager
       .def(
           "block_ids",
-          [](const CacheManager& m, int64_t request) {
+          [](const CacheManager& m, Int<"request"> request) {
             return by_group(m.num_groups(), [&](size_t g) {
               return table_array(m.block_table(handle(request), g));
             });
@@ -536,20 +576,21 @@ void bind_state(py::class_<CacheManager>& manager) {
           py::arg("request"), "The request's block ids, an int32 array a group.")
       .def(
           "num_blocks_for_computed_tokens",
-          [](const CacheManager& m, int64_t request, size_t group, int64_t computed) {
-            return m.num_blocks_for_computed_tokens(handle(request), group, computed);
+          [](const CacheManager& m, Int<"request"> request, Int<"group"> group,
+             Int<"num_computed_tokens"> computed) {
+            return m.num_blocks_for_computed_tokens(handle(request), index(group), computed);
           },
           py::arg("request"), py::arg("group"), py::arg("num_computed_tokens"))
       .def(
           "estimate_cached_tokens",
-          [](const CacheManager& m, int64_t request) {
+          [](const CacheManager& m, Int<"request"> request) {
             return m.estimate_cached_tokens(handle(request));
           },
           py::arg("request"))
       .def(
           "num_common_prefix_blocks",
-          [](const CacheManager& m, int64_t request, size_t group) {
-            return m.num_common_prefix_blocks(handle(request), group);
+          [](const CacheManager& m, Int<"request"> request, Int<"group"> group) {
+            return m.num_common_prefix_blocks(handle(request), index(group));
           },
           py::arg("request"), py::arg("group"))
       .def_property_readonly("num_groups", &CacheManager::num_groups)
@@ -577,12 +618,16 @@ void bind_state(py::class_<CacheManager>& manager) {
       .def_property_readonly("num_free_blocks", &CacheManager::num_free_blocks)
       .def(
           "starts_again",
-          [](const CacheManager& m, int64_t request) { return m.starts_again(handle(request)); },
+          [](const CacheManager& m, Int<"request"> request) {
+            return m.starts_again(handle(request));
+          },
           py::arg("request"),
           "With slices: whether the request is to be freed, to start again with the pool to "
           "itself.")
-      .def("block_size", &CacheManager::block_size, py::arg("group"),
-           "Tokens of a group's block over all ranks.")
+      .def(
+          "block_size",
+          [](const CacheManager& m, Int<"group"> group) { return m.block_size(index(group)); },
+          py::arg("group"), "Tokens of a group's block over all ranks.")
       .def("__repr__", &manager_repr);
 }
 
@@ -627,19 +672,20 @@ Raises Unsupported for groups that the manager has no policy for.)");
       .def("add_request",
            [](CacheManager& self) { return static_cast<int32_t>(self.add_request()); })
       .def(
-          "remove_request", [](CacheManager& self, int64_t r) { self.remove_request(handle(r)); },
+          "remove_request",
+          [](CacheManager& self, Int<"request"> r) { self.remove_request(handle(r)); },
           py::arg("request"), "Frees what the request holds, and forgets it.")
       .def("append_hashes", &append_hashes, py::arg("request"), py::arg("hashes"),
            "Chained block hashes of the next tokens: a sequence of bytes, or rows of uint8.")
       .def(
           "truncate_hashes",
-          [](CacheManager& self, int64_t r, int64_t count) {
+          [](CacheManager& self, Int<"request"> r, Int<"count"> count) {
             self.truncate_hashes(handle(r), count);
           },
           py::arg("request"), py::arg("count"))
       .def(
           "num_hashes",
-          [](const CacheManager& self, int64_t r) { return self.num_hashes(handle(r)); },
+          [](const CacheManager& self, Int<"request"> r) { return self.num_hashes(handle(r)); },
           py::arg("request"));
   bind_lookup(manager);
   bind_allocation(manager);

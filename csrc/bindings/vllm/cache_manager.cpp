@@ -254,6 +254,11 @@ void sync_hashes(Parts& parts, const RequestReader& request, Known& known) {
       throw PythonError(PyErr_Format(PyExc_TypeError, "a block hash must be bytes, not %.200s",
                                      Py_TYPE(item(i))->tp_name));
     }
+    if (static_cast<size_t>(PyBytes_GET_SIZE(item(i))) != parts.core.hash_bytes()) {
+      throw PythonError(PyErr_Format(
+          PyExc_ValueError, "block hash %lld has %zd bytes, the others have %zu",
+          static_cast<long long>(i), PyBytes_GET_SIZE(item(i)), parts.core.hash_bytes()));
+    }
     const auto* bytes = reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(item(i)));
     parts.hashes.insert(parts.hashes.end(), bytes, bytes + PyBytes_GET_SIZE(item(i)));
   }
@@ -323,8 +328,10 @@ PyObject* look_up(ManagerObject& self, Parts& parts, const Arguments<2>& in) {
     find_or_add(self, in[0]);
     if (is_new) keep_as_looked_up(self, in[0]);
     Known& known = *find(self, in[0]);
-    const int64_t max_tokens =
+    const int64_t asked =
         is_given(in[1]) ? to_int(in[1]) : to_int(attribute(in[0], names().num_tokens).get()) - 1;
+    // vLLM finds nothing where there is no room for a hit.
+    const auto max_tokens = std::clamp<int64_t>(asked, 0, INT32_MAX);
     sync_hashes(parts, RequestReader(self, in[0]), known);
     if (kForConnector) {
       parts.core.find_prefix_for_connector(known.handle, max_tokens, hit);

@@ -272,9 +272,10 @@ class KVPLAN_API CacheManager {
 
   size_t num_groups() const noexcept;
   /// Tokens of a group's block over all ranks.
-  int64_t block_size(size_t group) const noexcept;
+  int64_t block_size(size_t group) const;
   int64_t scheduler_block_size() const noexcept;
   int64_t hash_block_size() const noexcept;
+  size_t hash_bytes() const noexcept;  ///< of one block hash
   /// Tokens behind a block that its hash covers.
   int64_t num_hash_lookahead_tokens() const noexcept;
   /// Tokens that the length of a hit is a multiple of.
@@ -329,7 +330,7 @@ class KVPLAN_API CacheManager {
   /// Stored events for the blocks of a hit, which are stored already.
   void emit_cached_block_events(RequestHandle request, const PrefixHit& hit);
   /// Counts a lookup.
-  void record_prefix_cache_stats(int64_t num_tokens, int64_t num_hits, bool preempted) noexcept;
+  void record_prefix_cache_stats(int64_t num_tokens, int64_t num_hits, bool preempted);
   PrefixCacheStats take_prefix_cache_stats() noexcept;
 
   // Allocation.
@@ -341,16 +342,17 @@ class KVPLAN_API CacheManager {
   bool allocate(RequestHandle request, const RequestTokens& tokens, const Allocation& allocation,
                 const PrefixHit* hit = nullptr);
   /// The group's new blocks of the last `allocate` that returned true; valid until the next call.
-  std::span<const BlockId> new_blocks(size_t group) const noexcept;
+  std::span<const BlockId> new_blocks(size_t group) const;
   /// Whether the last `allocate` that returned true took any.
   bool has_new_blocks() const noexcept;
   /// While computed, new and lookahead tokens are fewer than this, with nothing else asked for,
-  /// `allocate` has nothing to do and returns no blocks, so it need not be called. 0 for an unknown
-  /// request.
-  int64_t quiet_until(RequestHandle request) const noexcept;
+  /// `allocate` has nothing to do and returns no blocks, so it need not be called.
+  int64_t quiet_until(RequestHandle request) const;
   /// With slices: whether the request is to be freed, to start again with the pool to itself.
-  bool starts_again(RequestHandle request) const noexcept;
-  /// One decode step: `allocate` for each request in order, until one does not fit.
+  bool starts_again(RequestHandle request) const;
+  /// One decode step: `allocate` for each request in order, until one does not fit. Bad numbers,
+  /// unknown requests and one that is named twice are found before anything changes; a hash that is
+  /// missing for an aligned state is found only when it is that request's turn.
   StepResult schedule(const DecodeStep& step, std::span<AppendedBlock> appended);
   /// Blocks that an allocation of so many tokens would take from the pool; more than the pool has
   /// where it must wait for the next step. `num_tokens` includes lookahead, `num_tokens_main_model`
