@@ -15,9 +15,9 @@ from kvplan.offline.cli import pictures
 from kvplan.offline.cli.failures import FITS, BadInput, counted, refuse_unknown
 from kvplan.offline.cli.files import refuse_other_kind
 from kvplan.offline.cli.param_types import FILE, NAME_LIST, RANK_LIST, NumberIn, parse_ranks
-from kvplan.offline.cli.pictures import CHART_HELP
+from kvplan.offline.cli.pictures import CHART_HELP, check_chart, write_chart
 from kvplan.offline.cli.sizes import format_size
-from kvplan.offline.cli.terminal import Column, FittingTable
+from kvplan.offline.cli.terminal import Column, FittingTable, make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,16 +99,12 @@ def command(
     before = report.load(old) if old is not None else None
     found = report.load(recorded) if recorded is not None else _measure(values, plot)
     if plot is not None:
-        from kvplan.offline.cli.pictures import write_chart
-
         write_chart(plot, "kvplan bench", bench_figure(found))
         click.echo(f"wrote {plot}", err=True)
     if as_json:
         click.echo(found.dumps(), nl=False)
         if before is None:
             return FITS
-    from kvplan.offline.cli.terminal import make_console
-
     console = make_console(stderr=as_json)
     if not as_json:
         render_bench(console, found)
@@ -142,8 +138,6 @@ def _measure(values: dict[str, Any], plot: Path | None) -> Any:
         if not 1 <= n <= 16384:
             raise BadInput(f"--workers: {n:,} is not between 1 and 16,384")
     if plot is not None:
-        from kvplan.offline.cli.pictures import check_chart
-
         check_chart(plot)
         if "planning" not in works:
             raise BadInput("--plot draws planning times; there are none")

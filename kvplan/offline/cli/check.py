@@ -5,7 +5,6 @@ The file is a plan's JSON, of which the placement is read; docs/cli.md has the f
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +17,7 @@ from kvplan.check import check_kv_cache_configs
 from kvplan.offline.cli.failures import FITS, BadInput, counted, say_on_stderr
 from kvplan.offline.cli.files import refuse_other_kind
 from kvplan.offline.cli.param_types import FILE
+from kvplan.offline.cli.terminal import print_json
 
 BROKEN = 1
 MAX_FILE_BYTES = 256 << 20
@@ -98,7 +98,7 @@ def command(plan_file: Path, as_json: bool) -> int:
     memory = [worker.available_memory for worker in placement.workers]
     violations = check_kv_cache_configs(configs, layers, placement.layout, available_memory=memory)
     if as_json:
-        click.echo(json.dumps([violation._asdict() for violation in violations], indent=2))
+        print_json([violation._asdict() for violation in violations])
     elif not violations:
         workers = counted(len(configs), "worker")
         blocks = counted(configs[0].num_blocks, "block")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from kvplan.offline.cli.plan_answer import OF_MEMORY, plan_numbers
 from kvplan.offline.cli.plan_facts import fixed_from_tokens, hit_unit
 from kvplan.offline.cli.question import PlannerInput
 from kvplan.offline.cli.sizes import floor_hundredths, format_size
-from kvplan.offline.cli.terminal import Column, FittingTable
+from kvplan.offline.cli.terminal import Column, FittingTable, make_console, print_json
 from kvplan.offline.serve_line import option_table, starts_server
 
 if TYPE_CHECKING:
@@ -56,10 +55,8 @@ def command(sides: tuple[str, ...]) -> int:
     names = side_names(a, b)
     if as_json:
         answers = [_side_dict(name, *side) for name, side in zip(names, pair, strict=True)]
-        click.echo(json.dumps(dict(zip("ab", answers, strict=True)), indent=2))
+        print_json(dict(zip("ab", answers, strict=True)))
     else:
-        from kvplan.offline.cli.terminal import make_console
-
         render_diff(make_console(), *pair, names)
     for name, (given, plan) in zip(names, pair, strict=True):
         if isinstance(plan, kvplan.NotEnoughMemory):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -25,6 +24,7 @@ from kvplan.offline.cli.plan_facts import (
 )
 from kvplan.offline.cli.question import PlannerInput, Question
 from kvplan.offline.cli.sizes import floor_hundredths, format_size
+from kvplan.offline.cli.terminal import make_console, print_json
 from kvplan.specs import iter_layer_specs
 
 EPILOG = """\b
@@ -61,10 +61,8 @@ def command(as_json: bool, **values: Any) -> int:
     by_length = _by_length(question, plan.max_model_len, actual is not None)
     if as_json:
         answer = bill_dict(given, plan, actual) | {"fits": fits, "by_length": by_length}
-        click.echo(json.dumps(answer, indent=2))
+        print_json(answer)
     else:
-        from kvplan.offline.cli.terminal import make_console
-
         console = make_console()
         for line in explain_lines(given, plan, actual, by_length):
             console.print(line, markup=False)

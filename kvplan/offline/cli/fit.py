@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,11 +27,13 @@ from kvplan.offline.cli.failures import (
     wrap_for_terminal,
 )
 from kvplan.offline.cli.knobs import PLENTY
-from kvplan.offline.cli.param_types import LENGTH, IntegerIn, NumberIn, Parsed, parse_names
+from kvplan.offline.cli.param_types import FILE, LENGTH, IntegerIn, NumberIn, Parsed, parse_names
 from kvplan.offline.cli.plan_facts import encoder_note
 from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question
 from kvplan.offline.cli.replay import Goals, read_workload, replayable, workload_options
+from kvplan.offline.cli.row_writers import RowWriter
 from kvplan.offline.cli.sizes import format_enough
+from kvplan.offline.cli.terminal import make_console, print_json
 
 if TYPE_CHECKING:
     from kvplan.offline.cli.workload import Workload
@@ -94,7 +95,7 @@ TARGETS = ("context", "memory", "gpus", "batch")
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Write the comparison of --users to a .csv, a .json or a .html that needs nothing else.",
 )
 @workload_options("Replay this load under what is found")
@@ -172,7 +173,7 @@ def command(
     if workload is not None:
         answer["workload"] = {"trace": workload.load.name} | dataclasses.asdict(goals)
     if as_json:
-        click.echo(json.dumps(answer, indent=2))
+        print_json(answer)
     elif found:
         click.echo(wrap_for_terminal(_words(answer)))
         if workload is not None:
@@ -222,15 +223,12 @@ def _compare(
 
         output.write_text(offers_page(found, title), encoding="utf-8")
     elif output is not None:
-        from kvplan.offline.cli.row_writers import RowWriter
-
         with RowWriter(output, columns) as writer:
             writer.write([tuple(offer.values()) for offer in described])
     if as_json:
-        click.echo(json.dumps(described, indent=2))
+        print_json(described)
     elif found and output is None:
         from kvplan.offline.cli.buyers import render_offers
-        from kvplan.offline.cli.terminal import make_console
 
         render_offers(make_console(), found)
     if not found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,12 @@ from kvplan.offline.cli.deployment_options import deployment_options, read_quest
 from kvplan.offline.cli.failures import FITS
 from kvplan.offline.cli.knobs import PLENTY
 from kvplan.offline.cli.param_types import FILE
-from kvplan.offline.cli.pictures import CHART_HELP
+from kvplan.offline.cli.pictures import CHART_HELP, check_chart, frontier_figure, write_chart
 from kvplan.offline.cli.plan_facts import hit_unit
 from kvplan.offline.cli.question import PlannerInput
 from kvplan.offline.cli.replay import read_workload, workload_options
 from kvplan.offline.cli.sizes import format_size
-from kvplan.offline.cli.terminal import Column, FittingTable
+from kvplan.offline.cli.terminal import Column, FittingTable, make_console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,8 +59,6 @@ def command(as_json: bool, plot: Path | None, **values: Any) -> int:
     same memory, against vLLM's own grouping.
     """
     if plot is not None:
-        from kvplan.offline.cli.pictures import check_chart, frontier_figure, write_chart
-
         check_chart(plot)
     workload = read_workload(values)
     question = read_question(values, needs_memory=workload is not None)
@@ -92,12 +89,8 @@ def command(as_json: bool, plot: Path | None, **values: Any) -> int:
         write_chart(plot, given.label, frontier_figure(given.label, curve, sliced))
         click.echo(f"wrote {plot}", err=True)
     if as_json:
-        click.echo(
-            json.dumps(_as_dict(given, curve, sliced, hits, memory, replays, load), indent=2)
-        )
+        print_json(_as_dict(given, curve, sliced, hits, memory, replays, load))
     else:
-        from kvplan.offline.cli.terminal import make_console
-
         render_frontier(make_console(), given.label, curve, sliced, hits, memory, replays, load)
     return FITS
 

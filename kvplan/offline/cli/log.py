@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from kvplan.offline.budget.gpus import find_gpu
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_stderr
 from kvplan.offline.cli.files import refuse_other_kind
 from kvplan.offline.cli.param_types import FILE, IntegerIn, ModelName, Parsed
-from kvplan.offline.cli.pictures import CHART_HELP
+from kvplan.offline.cli.pictures import CHART_HELP, check_chart, starts_figure, write_chart
+from kvplan.offline.cli.terminal import make_console, print_json
 
 EPILOG = """\b
 Examples:
@@ -63,8 +63,6 @@ def command(
     if files.count("-") > 1:
         raise BadInput("- is stdin, which can be read once")
     if plot is not None:
-        from kvplan.offline.cli.pictures import check_chart
-
         check_chart(plot)
     from kvplan.offline.cli.log_report import LogReport
 
@@ -74,15 +72,12 @@ def command(
 
         write_request_file(reports[0].planner_input(), write_request)
     if plot is not None:
-        from kvplan.offline.cli.pictures import starts_figure, write_chart
-
         write_chart(plot, "Starts", starts_figure(reports))
     if as_json:
         answers = [report.as_dict() for report in reports]
-        click.echo(json.dumps(answers[0] if len(answers) == 1 else answers, indent=2))
+        print_json(answers[0] if len(answers) == 1 else answers)
     else:
         from kvplan.offline.cli.render_log import render_comparison, render_log
-        from kvplan.offline.cli.terminal import make_console
 
         console = make_console()
         if len(reports) == 1:

@@ -11,8 +11,12 @@ import kvplan
 from kvplan.offline.cli.deployment_options import deployment_options, read_question
 from kvplan.offline.cli.failures import FITS, BadInput
 from kvplan.offline.cli.knobs import PLENTY, plan_with_plenty
+from kvplan.offline.cli.map_data import block_map, buffer_map
+from kvplan.offline.cli.map_page import SCRIPT
+from kvplan.offline.cli.map_svg import draw_svg
 from kvplan.offline.cli.param_types import FILE
 from kvplan.offline.cli.pictures import HELP, check_picture, write_svg
+from kvplan.offline.cli.plan_facts import held_bytes, is_sliced
 from kvplan.offline.cli.sizes import format_size
 
 EPILOG = """\b
@@ -50,18 +54,12 @@ def command(output: Path, **values: Any) -> int:
     if not plan.groups:
         raise BadInput(f"{given.label} has no layer with a KV cache, so there is nothing to draw")
     picture = _svg(given.label, plan, with_buffer=knows_memory)
-    from kvplan.offline.cli.map_page import SCRIPT
-
     write_svg(output, f"{given.label}: what a block holds", picture, SCRIPT)
     click.echo(f"wrote {output}", err=True)
     return FITS
 
 
 def _svg(label: str, plan: kvplan.Plan, *, with_buffer: bool) -> str:
-    from kvplan.offline.cli.map_data import block_map, buffer_map
-    from kvplan.offline.cli.map_svg import draw_svg
-    from kvplan.offline.cli.plan_facts import held_bytes, is_sliced
-
     block = block_map(plan)
     padding = sum(group.padding_bytes * group.pages_per_request for group in plan.groups)
     held = held_bytes(plan)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvplan.offline.cli.failures import FITS
+from kvplan.offline.cli.knobs import PLENTY, plan_given_plenty
 from kvplan.offline.cli.plan_facts import fixed_from_tokens
+from kvplan.offline.cli.question import ModelQuestion
 from kvplan.offline.cli.sizes import format_size, format_token_count
-from kvplan.offline.cli.terminal import Column, FittingTable
+from kvplan.offline.cli.terminal import Column, FittingTable, make_console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,11 +33,11 @@ def command(architectures: bool, as_json: bool) -> int:
 
     if architectures:
         names = models.known_architectures()
-        click.echo(json.dumps(names, indent=2) if as_json else "\n".join(names))
+        print_json(names) if as_json else click.echo("\n".join(names))
         return FITS
     rows = [_row(name) for name in models.builtin_models()]
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        print_json(rows)
         return FITS
     _print_table(rows)
     return FITS
@@ -44,8 +45,6 @@ def command(architectures: bool, as_json: bool) -> int:
 
 def _row(name: str) -> dict[str, Any]:
     """What one GPU would hold of a request of the model's full length."""
-    from kvplan.offline.cli.knobs import PLENTY, plan_given_plenty
-    from kvplan.offline.cli.question import ModelQuestion
     from kvplan.offline.models import ModelOptions, load
 
     question = ModelQuestion(load(name), ModelOptions(), memory=(PLENTY,))
@@ -65,8 +64,6 @@ def _row(name: str) -> dict[str, Any]:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    from kvplan.offline.cli.terminal import make_console
-
     console = make_console()
     numbers = ("caches", "groups", "context", "per token", "fixed")
     names = (Column("model", words=True), Column("architecture", words=True))

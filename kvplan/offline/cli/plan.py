@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,11 @@ from kvplan.offline.cli.failures import (
 from kvplan.offline.cli.fit_search import fewest_gpus
 from kvplan.offline.cli.gpu_budget import verdict
 from kvplan.offline.cli.knobs import find_knobs, knobs_of_failure
-from kvplan.offline.cli.param_types import NumberIn
+from kvplan.offline.cli.param_types import FILE, NumberIn
+from kvplan.offline.cli.plan_answer import failure_dict, plan_dict, render_plan
 from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question
 from kvplan.offline.cli.replay import read_workload, workload_options
+from kvplan.offline.cli.terminal import make_console, print_json
 
 EPILOG = """\b
 Examples:
@@ -58,7 +59,7 @@ Exit codes: 0 it fits, 1 it does not fit, 2 the input is wrong.
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option(
     "--write-request",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Write the planner's whole input to this file, for --request.",
 )
 def command(as_json: bool, write_request: Path | None, **values: Any) -> int:
@@ -89,16 +90,11 @@ def command(as_json: bool, write_request: Path | None, **values: Any) -> int:
         given.facts["verdict"] = verdict(given)
     knobs = find_knobs(question, plan) if plan.groups else []
     if as_json:
-        from kvplan.offline.cli.plan_answer import plan_dict
-
         answer = plan_dict(given, plan, knobs)
         if chosen is not None:
             answer["workload"] = chosen.to_dict()
-        click.echo(json.dumps(answer, indent=2))
+        print_json(answer)
     else:
-        from kvplan.offline.cli.plan_answer import render_plan
-        from kvplan.offline.cli.terminal import make_console
-
         if chosen is not None:
             from kvplan.offline.cli.workload import render_choice
 
@@ -136,9 +132,7 @@ def _refuse(
 ) -> int:
     knobs = knobs_of_failure(question, error)
     if as_json:
-        from kvplan.offline.cli.plan_answer import failure_dict
-
-        click.echo(json.dumps(failure_dict(given, error, knobs), indent=2))
+        print_json(failure_dict(given, error, knobs))
     lines = [f"kvplan: {does_not_fit(given.label, error)}"]
     if given.facts.get("verdict", "does not") != "does not":
         lines.append(f"The memory is predicted: {given.facts['memory']}; {given.facts['verdict']}.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,9 +14,12 @@ import click
 import kvplan
 from kvplan.offline.cli.deployment_options import deployment_options, option_given, read_question
 from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, INTERRUPTED, BadInput, say_on_stderr
-from kvplan.offline.cli.param_types import POSITIVE, IntegerIn, NumberIn, Parsed
-from kvplan.offline.cli.pictures import CHART_HELP
+from kvplan.offline.cli.param_types import FILE, POSITIVE, IntegerIn, NumberIn, Parsed
+from kvplan.offline.cli.pictures import CHART_HELP, check_chart, write_chart
 from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question
+from kvplan.offline.cli.row_writers import RowWriter
+from kvplan.offline.cli.sweep_run import Interrupts
+from kvplan.offline.cli.terminal import ProgressBar, make_console, print_json
 from kvplan.offline.replay.step_time import parse_step_time
 
 if TYPE_CHECKING:
@@ -138,12 +140,12 @@ def replay_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Write a row a request into a .csv, .json, .jsonl or (pip install pyarrow) .parquet file.",
 )
 @click.option(
     "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help=f"Draw blocks in use, requests and the hit rate over time: {CHART_HELP}.",
 )
 @click.option("--quiet", is_flag=True, help="No progress bar.")
@@ -161,8 +163,6 @@ def command(
     the plan and the trace. How long steps take is a stated model.
     """
     if plot is not None:
-        from kvplan.offline.cli.pictures import check_chart
-
         check_chart(plot)
     question = read_question(values)
     load = read_load(trace, values).of_one_engine(question.replicas)
@@ -174,17 +174,15 @@ def command(
     if output is not None:
         write_requests(output, report)
     if plot is not None:
-        from kvplan.offline.cli.pictures import write_chart
         from kvplan.offline.cli.render_replay import load_figure
 
         write_chart(plot, f"{given.label}: {load.name}", load_figure(given.label, report))
         click.echo(f"wrote {plot}", err=True)
     if as_json:
         answer = {"model": given.label, "step_time": policy.step_time.words} | report.to_dict()
-        click.echo(json.dumps(answer, indent=2))
+        print_json(answer)
     else:
         from kvplan.offline.cli.render_replay import render_replay
-        from kvplan.offline.cli.terminal import make_console
 
         render_replay(make_console(), given.label, report, policy)
     if interrupted:
@@ -358,8 +356,6 @@ def run_with_progress(
     plan: kvplan.Plan, trace: Trace, policy: Policy, *, quiet: bool
 ) -> tuple[Report, bool]:
     """Run a trace under a progress bar; whether Ctrl-C ended it, with what was done kept."""
-    from kvplan.offline.cli.sweep_run import Interrupts
-    from kvplan.offline.cli.terminal import ProgressBar
     from kvplan.offline.replay.run import run
 
     with (
@@ -379,7 +375,6 @@ def run_with_progress(
 
 def write_requests(path: Path, report: Report) -> None:
     """A row a request."""
-    from kvplan.offline.cli.row_writers import RowWriter
     from kvplan.offline.replay.run import ENDS
 
     trace, outcome = report.trace, report.requests

@@ -16,6 +16,7 @@ from kvplan.offline.cli.failures import DOES_NOT_FIT, FITS, BadInput, say_on_std
 from kvplan.offline.cli.knobs import plan_with_plenty
 from kvplan.offline.cli.param_types import IntegerIn
 from kvplan.offline.cli.question import ModelQuestion, PlannerInput
+from kvplan.offline.cli.terminal import print_json
 from kvplan.offline.serve_line import Argument, ServeLine, find_option, written
 
 EPILOG = """\b
@@ -86,7 +87,7 @@ def command(concurrency: int, as_json: bool, **values: Any) -> int:
     changes = fitting_options(values, given, plan, line)
     text = written(line, changes)
     if as_json:
-        click.echo(json.dumps(_answer(text, changes, plan, question), indent=2))
+        print_json(_answer(text, changes, plan, question))
     else:
         click.echo(text)
         say_on_stderr(_words(plan, question, concurrency))

@@ -37,9 +37,11 @@ from kvplan.offline.cli.param_types import (
     IntegerIn,
     Name,
 )
-from kvplan.offline.cli.pictures import CHART_HELP
+from kvplan.offline.cli.pictures import CHART_HELP, check_chart, write_chart
 from kvplan.offline.cli.replay import read_workload, workload_options
+from kvplan.offline.cli.row_writers import ParquetParts, RowWriter
 from kvplan.offline.cli.sweep_run import BACKENDS
+from kvplan.offline.cli.terminal import ProgressBar
 
 if TYPE_CHECKING:
     from kvplan.offline.cli.row_writers import ParquetParts, RowWriter
@@ -203,15 +205,11 @@ def command(
 ) -> int:
     """Plan every combination of the given values for MODELS."""
     print_preset_if_asked(print_config)
-    from kvplan.offline.cli.row_writers import ParquetParts, RowWriter
     from kvplan.offline.cli.sweep_grid import CHUNK
     from kvplan.offline.cli.sweep_plot import SweepPlot
     from kvplan.offline.cli.sweep_run import default_jobs, run_chunks
-    from kvplan.offline.cli.terminal import ProgressBar
 
     if plot is not None:
-        from kvplan.offline.cli.pictures import check_chart, write_chart
-
         check_chart(plot)
     if resume and (output is None or plot is not None):
         raise BadInput("--resume goes on writing an --output, and draws no --plot")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO, cast
+
+import click
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +49,11 @@ def make_console(*, stderr: bool = False) -> Console:
     if not file.isatty():
         file = cast("TextIO", _WithoutTrailingBlanks(file))
     return Console(file=file, width=width, highlight=False, emoji=False, soft_wrap=False)
+
+
+def print_json(answer: Any) -> None:
+    """What ``--json`` prints."""
+    click.echo(json.dumps(answer, indent=2))
 
 
 def named_lines(lines: Iterable[tuple[str, str]]) -> Table:

@@ -30,7 +30,7 @@ from kvplan.offline.models.parallel import (
 )
 from kvplan.offline.models.registry import Architecture, find_architecture, model_layers
 from kvplan.offline.models.resolve import Resolution
-from kvplan.offline.packing import get_backend, is_quantized, storage_dtype
+from kvplan.offline.packing import get_backend, is_quantized
 
 
 @dataclass(frozen=True)
@@ -392,6 +392,3 @@ def _planning_config(layers: ModelLayers, resolution: Resolution, layout: str) -
         config["use_eagle_block_drop"] = uses_hidden_states and method not in WITHOUT_BLOCK_DROP
         config["num_prefill_lookahead_tokens"] = layers.num_prefill_lookahead_tokens
     return config
-
-
-__all__ = ["ModelConfig", "ModelPlanInput", "kv_cache_specs", "load", "storage_dtype"]

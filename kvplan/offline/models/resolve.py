@@ -36,6 +36,7 @@ from kvplan.offline.packing import (
     storage_dtype,
     supported_kernel_block_sizes,
     supported_layouts,
+    supports_block_size,
 )
 
 #: Attention layers at either end that vLLM keeps unquantized for packed 4-bit formats.
@@ -302,8 +303,6 @@ class Resolution:
         return Blocks(block_size, state_block_size, padded_state, skip_page)
 
     def _check_block_size(self, block_size: int) -> None:
-        from kvplan.offline.packing import supports_block_size
-
         for backend in self.attention_backends:
             sizes = self.kernel_sizes(backend)
             if not supports_block_size(backend, block_size, sizes):
