@@ -371,7 +371,7 @@ def test_a_line_stands_for_its_options(tmp_path):
 
 
 def test_as_many_sequences_as_a_recurrent_model_has_blocks(tmp_path):
-    args = ("qwen3.5-27b", "--gpu", "H100", "--weights", "54.7GB")
+    args = ("qwen3.5-27b", "--gpu", "H100", "--weights", "54.7GB", "--max-model-len", "128K")
     (row,) = sweep_rows(tmp_path, *args)
     assert not row["fits"]
     assert "--max-num-seqs" in row["error"]
