@@ -14,7 +14,7 @@ from kvplan.offline.cli.failures import BAD_INPUT, ReaderGone, did_you_mean, rep
 
 
 class Entry(NamedTuple):
-    """One command: its module below ``kvplan.offline.cli`` and its one-line help."""
+    """One command: its module in ``kvplan.offline.cli``, which has it as ``command``; its help."""
 
     module: str
     summary: str

@@ -10,6 +10,7 @@ from typing import Any
 import kvplan
 from kvplan.kv_cache_config import layer_spec
 from kvplan.offline.cli.plan_facts import group_words, spec_words
+from kvplan.specs import KVCacheLayout
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,6 @@ DRAWN_BLOCKS = 2
 #: Pages that are drawn of one layer's part where layers are the outermost axis.
 DRAWN_PAGES = 8
 
-#: Layouts that keep the heads of a page apart.
-_HEADS_APART = ("LHBNC", "BHLNC")
-
 
 @dataclass(frozen=True)
 class Part(Page):
@@ -219,8 +217,8 @@ class _Page:
         self.name, self.kind, self.tensor = name, spec_words(spec), tensor
         self.ids, self.slices = blocks * slices, slices
         self.start = tensor.offset + index * tensor.layer_stride
-        heads = getattr(spec, "num_kv_heads", 1) if layout in _HEADS_APART else 1
-        self.heads = heads
+        apart = not KVCacheLayout[layout].is_block_compact
+        self.heads = heads = getattr(spec, "num_kv_heads", 1) if apart else 1
         # Heads apart leave no room for padding between them.
         content = content_bytes(spec) if heads == 1 else spec.page_size_bytes
         self.content = content // heads

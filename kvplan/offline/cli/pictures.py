@@ -1,4 +1,8 @@
-"""Pictures: written as .svg, .html or .png; and charts, drawn by matplotlib."""
+"""Pictures: written as .svg, .html or .png; and charts, drawn by matplotlib.
+
+A chart's colours keep apart under every kind of colour blindness, markers and dashes say the same
+again, and an SVG follows its reader's light or dark mode.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Which backend vLLM takes, and the block sizes and the layout that follow from it."""
+"""Which backend vLLM takes on a CUDA GPU, and the block sizes and the layout that follow from it.
+
+The choice mirrors vllm/platforms/cuda.py::CudaPlatformBase.get_attn_backend_cls (0.33), as far as
+it changes a KV cache. FlashAttention 4 is taken as absent, FlashInfer as present.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from kvplan.offline.packing import (
     smallest_kernel_block_size,
     supports_block_size,
 )
+from kvplan.specs import KVCacheLayout
 
 
 def can_run(name: str, needs: BackendNeeds, capability: tuple[int, int]) -> bool:
@@ -266,10 +271,8 @@ def skip_layer_page(
 
 
 _ALIASES = {"NHD": "LBNHC", "HND": "LBHNC"}
-_ALL = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
+_ALL = tuple(KVCacheLayout.__members__)
 _PREFERENCE = ("LBNHC", "LBHNC", "BLNHC", "BLHNC", "BHLNC", "LHBNC")
-_BLOCK_COMPACT = frozenset({"LBHNC", "LBNHC", "BLHNC", "BLNHC"})
-_BLOCK_OUTERMOST = frozenset({"BLHNC", "BLNHC", "BHLNC"})
 
 
 def supported_layouts(declared: Sequence[tuple[str, ...]]) -> list[str]:
@@ -310,11 +313,11 @@ def resolve_layout(candidates: Sequence[str], specs: Iterable[Any], wanted: str 
         for s in specs
     }
     if len(shapes) > 1:
-        candidates = [name for name in candidates if name in _BLOCK_COMPACT]
+        candidates = [name for name in candidates if KVCacheLayout[name].is_block_compact]
     attention = [s for s in specs if hasattr(s, "num_kv_heads")]
     sharding = {s.dcp_sharded for s in attention if type(s).__name__ != "CircularBufferSpec"}
     if len(sharding) > 1 and len({s.page_size_bytes for s in specs}) > 1:
-        candidates = [name for name in candidates if name in _BLOCK_OUTERMOST]
+        candidates = [name for name in candidates if KVCacheLayout[name].is_block_outermost]
     if not candidates:
         raise ModelError("the model's layers need a layout that its attention backends do not take")
     if wanted is None:

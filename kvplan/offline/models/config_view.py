@@ -152,6 +152,11 @@ def check_value_types(values: Mapping[str, Any], where: str) -> None:
 
 @cache
 def _table() -> dict[str, Any]:
+    """What planning knows of transformers, by scripts/make_transformers_table.py.
+
+    vLLM reads a config through transformers' config classes and names the language model of a text
+    config by transformers' table; importing transformers takes seconds and can import torch.
+    """
     file = resources.files("kvplan.offline.models") / "transformers.json"
     return json.loads(file.read_text())
 
