@@ -73,6 +73,18 @@ def at_rate(load, seconds, seed=0):
     return make
 
 
+def rate_with_fp8(name, split, objective):
+    """The rate under vLLM's plan of a cache in fp8, for comparison; None where that is refused."""
+    try:
+        question, values = asked(name, *split.options.split(), "--kv-cache-dtype", "fp8")
+        given = question.planner_input()
+        made = given.plan()
+    except (kvplan.PlanningError, ValueError, BadInput):
+        return None
+    policy = policy_of(question, given, made, values)
+    return dataclasses.replace(objective, policy=policy).measure(made, 0.0)[0]
+
+
 def with_vllms_manager(step_time):
     fixed = step_seconds(1, manager="vllm", num_requests=0)
     row = step_seconds(1, manager="vllm", num_requests=1) - fixed
@@ -123,6 +135,7 @@ def cell(name, load, seconds):
         "bound": bound,
         "vllm_with_vllms_manager": with_stock,
         "sliced": None if sliced is None else near.measure(sliced, 0.0)[0],
+        "fp8": rate_with_fp8(name, split, near),
         "tried": len(search.tried),
         "vllm_other_seed": fresh.measure(vllms.plan, 0.0)[0],
         "chosen_other_seed": fresh.measure(best.plan, 0.0)[0],

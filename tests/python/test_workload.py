@@ -1,6 +1,8 @@
 """The plan that is chosen for a load."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 from cli_runner import answer_to, run
@@ -111,6 +113,19 @@ def test_a_grouping_that_is_asked_for_is_one_of_those_tried():
         assert answer["config"].get("grouping", "vllm") == (
             "vllm" if "--grouping" not in chosen else name
         )
+
+
+def test_the_page_shows_what_was_measured():
+    root = Path(__file__).resolve().parents[2]
+    path = root / "scripts" / "make_replay_page.py"
+    spec = importlib.util.spec_from_file_location("make_replay_page", path)
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    text = (root / "docs" / "replay.md").read_text()
+    assert page.updated(text) == text, "run scripts/make_replay_page.py"
+    rows = [json.loads(line) for line in page.RESULTS.read_text().splitlines()]
+    assert len(rows) == len({(row["model"], row["load"]) for row in rows}) == 40
+    assert all(row["chosen"] >= row["vllm"] for row in rows)
 
 
 def test_a_load_that_is_none():
