@@ -1,5 +1,4 @@
-#include <map>
-#include <utility>
+#include <unordered_map>
 
 #include "block_pool/invariant.h"
 #include "cache_manager/manager_state.h"
@@ -12,9 +11,9 @@ using detail::require;
 void CacheManager::check_invariants() const {
   const detail::ManagerState& s = *state_;
   // By group, where that says which block an id means.
-  std::map<std::pair<size_t, BlockId>, int32_t> holders;
+  std::vector<std::unordered_map<BlockId, int32_t>> holders(s.pool.is_sliced() ? num_groups() : 1);
   const auto hold = [&](size_t group, BlockId block) {
-    if (block != kNullBlock) ++holders[{s.pool.is_sliced() ? group : 0, block}];
+    if (block != kNullBlock) ++holders[s.pool.is_sliced() ? group : 0][block];
   };
   size_t num_used = 0;
   for (size_t i = 0; i < s.requests.size(); ++i) {
@@ -55,10 +54,11 @@ void CacheManager::check_invariants() const {
     }
   }
   // Others may hold blocks besides: a pool can be shared, and the caller can hold blocks himself.
-  for (const auto& [key, count] : holders) {
-    const auto& [group, block] = key;
-    require(s.pool.ref_count(static_cast<PoolGroupId>(group), block) >= count,
-            "a block has fewer holders than requests", static_cast<uint32_t>(block));
+  for (size_t g = 0; g < holders.size(); ++g) {
+    for (const auto& [block, count] : holders[g]) {
+      require(s.pool.ref_count(static_cast<PoolGroupId>(g), block) >= count,
+              "a block has fewer holders than requests", static_cast<uint32_t>(block));
+    }
   }
 }
 

@@ -72,7 +72,13 @@ void ManagerPool::allocate(std::span<const SliceDemand> demands, std::span<Block
   for (const SliceDemand& demand : demands) {
     if (!demand.found.empty()) plain_->touch(demand.found);
   }
-  if (!out.empty()) plain_->get_new_blocks(out);
+  if (out.empty()) return;
+  try {
+    plain_->get_new_blocks(out);
+  } catch (...) {  // an eviction hook's
+    for (const SliceDemand& demand : demands) plain_->free_blocks(demand.found);
+    throw;
+  }
 }
 
 void ManagerPool::hold(PoolGroupId group, BlockId block) const {

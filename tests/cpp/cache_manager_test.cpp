@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -420,6 +421,28 @@ TEST_F(FullAndWindow, ForkSharesWhatIsFullAndCopiesTheRest) {
   manager.remove_request(parent);
   manager.check_invariants();
   manager.remove_request(*child);
+  EXPECT_EQ(manager.pool().num_free_blocks(), 99);
+}
+
+TEST_F(FullAndWindow, AnEvictionHookThatThrowsLeavesTheRequestWithoutBlocks) {
+  manager.remove_request(admit(100));
+  const RequestHandle other = admit(1000 - 400, 7);
+  manager.remove_request(other);
+  manager.pool().set_eviction_hook(
+      [](std::span<const BlockId>) { throw std::runtime_error("the disk is full"); });
+  const RequestHandle request = manager.add_request();
+  manager.append_hashes(request, hashes(6));
+  PrefixHit hit;
+  manager.find_prefix(request, 800, hit);
+  ASSERT_EQ(hit.num_tokens, 96);
+  Allocation allocation = fresh(700);
+  allocation.num_new_computed_tokens = 96;
+  EXPECT_THROW(manager.allocate(request, prompt(796), allocation, &hit), std::runtime_error);
+  EXPECT_EQ(manager.pool().num_free_blocks(), 99);
+  EXPECT_TRUE(table(manager, request, 0).empty());
+  manager.pool().set_eviction_hook(nullptr);
+  EXPECT_TRUE(manager.allocate(request, prompt(700), allocation = fresh(600)));
+  manager.remove_request(request);
   EXPECT_EQ(manager.pool().num_free_blocks(), 99);
 }
 
