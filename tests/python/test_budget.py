@@ -10,6 +10,7 @@ import pytest
 from cli_runner import run
 from recordings import recordings
 
+from kvplan.offline.budget import activation as activation_module
 from kvplan.offline.budget.activation import activation, shape_of
 from kvplan.offline.budget.budget import Deployment, memory_budgets
 from kvplan.offline.budget.cuda_graphs import capture_sizes
@@ -128,6 +129,21 @@ def version_of(case):
     if case.get("runner") == "v1":
         return (0, 19)
     return tuple(map(int, case.get("vllm", "0.33").split(".")))
+
+
+def test_what_is_recorded_and_what_is_not():
+    """An architecture without a recording is answered with a wide range, which says so."""
+    read = {read_layers(*setting(row)[:2]).architecture for row in RECORDED}
+    assert read == activation_module.RECORDED
+    for model, relative in (("mistral-small-4", 0.25), ("mistral-7b", 0.1)):
+        answer = json.loads(
+            run("plan", model, "--gpu", "H100", "--max-num-seqs", "8", "--json").stdout
+        )
+        (part,) = [p for p in answer["budget"][0]["parts"] if p["name"] == "peak activation"]
+        assert ("not recorded" in part["source"]) == (relative > 0.2)
+        assert part["error"] == pytest.approx(relative * part["bytes"], rel=0.01)
+        weights = answer["budget"][0]["parts"][0]
+        assert ("not recorded" in weights["source"]) == (relative > 0.2)
 
 
 @pytest.mark.parametrize("row", RECORDED, ids=name)

@@ -14,6 +14,7 @@ from kvplan.offline.budget.parameters import (
     has_gate,
     is_multimodal,
     largest,
+    mlp_width,
     num_experts,
     tower_of,
 )
@@ -37,6 +38,20 @@ _INDEX_LOGITS_BYTES, _INDEX_TOPK_BYTES = 512 * MIB, MIB
 _INDEX_KEY_BYTES = 132
 #: Hidden states within a norm that is computed in float32 and not fused.
 _WIDE_NORM = 11
+#: Architectures whose profile run is recorded (tests/data/budget).
+RECORDED = frozenset((
+    "DeepseekV32ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV4ForCausalLM",
+    "Gemma2ForCausalLM", "Gemma3ForConditionalGeneration", "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration", "Glm4MoeForCausalLM", "GlmMoeDsaForCausalLM",
+    "GptOssForCausalLM", "JambaForCausalLM", "Lfm2ForCausalLM", "Llama4ForConditionalGeneration",
+    "LlamaForCausalLM", "MiMoV2FlashForCausalLM", "MiniMaxM2ForCausalLM", "MistralForCausalLM",
+    "MixtralForCausalLM", "NemotronHForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM",
+    "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
+    "WhisperForConditionalGeneration",
+))  # fmt: skip
+NOT_RECORDED = "its architecture not recorded"
 #: Types of models that encode an image at its own resolution, and the tokens of the largest one
 #: that their processors allow.
 _ANY_RESOLUTION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
@@ -305,8 +320,7 @@ def shape_of(read: ReadLayers, max_model_len: object = None) -> ModelShape:
     width = largest(text.get("moe_intermediate_size")) or largest(text.get("intermediate_size"))
     shared = largest(text.get("shared_expert_intermediate_size"))
     shared = shared or largest(text.get("n_shared_experts")) * width
-    mlp = largest(text.get("intermediate_size")) or largest(text.get("ffn_hidden_size"))
-    mlp = mlp or 4 * text.size("hidden_size")
+    mlp = mlp_width(text)
     if text.get("use_double_wide_mlp"):
         mlp *= 2
     looked_up = largest(text.get("hidden_size_per_layer_input")) * layers.num_hidden_layers
@@ -342,7 +356,7 @@ def _extra_states(architecture: str) -> int:
     """As recordings show: norms around the MLP (Gemma), a residual that is not in place (Qwen)."""
     if architecture.startswith(("Gemma2", "Gemma3F", "Qwen3_5F", "Whisper")):
         return 2
-    return int(architecture.startswith(("Gemma4", "Qwen2ForCausal", "Qwen3ForCausal")))
+    return int(architecture.startswith(("Gemma4", "Lfm2For", "Qwen2ForCausal", "Qwen3ForCausal")))
 
 
 def _attention_elements(text: ConfigView, read: ReadLayers) -> int:

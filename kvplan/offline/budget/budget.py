@@ -6,7 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvplan.offline.budget.activation import activation, has_v2_runner, shape_of
+from kvplan.offline.budget.activation import (
+    NOT_RECORDED,
+    RECORDED,
+    activation,
+    has_v2_runner,
+    shape_of,
+)
 from kvplan.offline.budget.cuda_graphs import are_estimated, capture_sizes, cuda_graphs
 from kvplan.offline.budget.drafter import drafter_of
 from kvplan.offline.budget.gpus import Gpu
@@ -20,6 +26,8 @@ from kvplan.offline.models.plan_input import ModelConfig, read_layers
 _VERSION = (0, 33)
 #: Of peak activation, by the phase that rules it; eager execution is what the forms are of.
 _ACTIVATION_ERROR = {"sampler": 0.015, "encoder": 0.06, "forward": 0.1}
+#: Of architectures whose profile run is not recorded: what layers of their own hold is not known.
+_UNRECORDED_ERROR = 0.25
 #: Of what is kept for adapters: scratch space besides is not modelled.
 _ADAPTER_ERROR = 0.03
 #: Of a GPU's memory: what drivers and boards of one name report differs by as much.
@@ -196,12 +204,15 @@ def _parts(
     if shape.is_multimodal:
         relative = max(relative, 0.05)
     release = ".".join(map(str, version))
+    rule = f"vLLM {release}'s profile run, ruled by the {step.ruled_by}"
+    if read.architecture not in RECORDED:
+        relative, rule = max(relative, _UNRECORDED_ERROR), f"{rule}; {NOT_RECORDED}"
     parts = [
         Part(
             "peak activation",
             step.peak,
             max(20 << 20, int(relative * step.peak)),
-            f"vLLM {release}'s profile run, ruled by the {step.ruled_by}",
+            rule,
         ),
         Part("runner's buffers", buffers, buffers // 50, f"vLLM {release}'s model runner"),
         Part("non-torch", other.bytes, other.error, "start-up logs"),

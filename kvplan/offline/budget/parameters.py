@@ -90,6 +90,20 @@ def largest(value: Any) -> int:
     return max((v for v in values if isinstance(v, int) and not isinstance(v, bool)), default=0)
 
 
+def mlp_width(text: ConfigView) -> int:
+    """Width of a dense layer's MLP.
+
+    Mirrors vllm/model_executor/models/lfm2.py::Lfm2MLP (0.33), whose config has it unadjusted.
+    """
+    keys = ("intermediate_size_mlp", "intermediate_size", "ffn_hidden_size")
+    width = next((w for key in keys if (w := largest(text.get(key)))), 4 * text.size("hidden_size"))
+    if not text.get("block_auto_adjust_ff_dim"):
+        return width
+    multiple = text.size("block_multiple_of")
+    width = int((text.get("block_ffn_dim_multiplier") or 1) * int(2 * width / 3))
+    return -(-width // multiple) * multiple
+
+
 def num_experts(text: ConfigView) -> int:
     """Experts of a layer that has some, or 0."""
     for key in ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"):
@@ -201,9 +215,8 @@ class _Model:
             if self._is("Gemma4"):
                 yield from self._mlp("mlp", self._first("intermediate_size"))
         else:
-            width = self._first("intermediate_size_mlp", "intermediate_size", "ffn_hidden_size")
             wider = 1 + bool(self._shares(index) and self.text.get("use_double_wide_mlp"))
-            yield from self._mlp("mlp", wider * (width or 4 * self.hidden))
+            yield from self._mlp("mlp", wider * mlp_width(self.text))
 
     def _shares(self, index: int) -> bool:
         """Whether a layer attends to keys and values of an earlier one."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvplan.offline.budget.activation import NOT_RECORDED, RECORDED
 from kvplan.offline.budget.checkpoint import (
     INDEX,
     checkpoint_tensors,
@@ -83,6 +84,8 @@ def weights_on_ranks(
     if total_bytes is None:
         tensors, total_bytes, source = _found(model)
         error = 0.005 if tensors is None else 0.001
+        if source == "the config" and read.architecture not in RECORDED:
+            error, source = 0.02, f"{source}; {NOT_RECORDED}"
     own = config_tensors(read, options) if tensors is None else tensors
     drafting = mtp_tensors(own, read.layers.num_hidden_layers)
     places = rank_places(read, options, own, data_parallel_size, expert_parallel)
