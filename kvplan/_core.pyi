@@ -844,6 +844,22 @@ class BlockPool:
         """Holders of each block, int32."""
     def reset_prefix_cache(self) -> bool:
         """Forgets everything cached; False, and nothing happens, while a block is in use."""
+    def restore_prefix_cache(
+        self, saved: collections.abc.Sequence[tuple[int, int, int | None, bytes]]
+    ) -> None:
+        """Puts what save_prefix_cache returned into a pool without blocks in use or cached."""
+    def save_prefix_cache(self) -> list:
+        """
+        (block id, group id, tokens or None, hash) of each cached hash, what is evicted first
+        at the front, blocks in use at the end: for a restart during which the memory stays.
+        """
+    def set_eviction_hook(self, on_eviction: collections.abc.Callable | None) -> None:
+        """
+        on_eviction(block_ids) is called with cached blocks that are about to be handed out,
+        while they still have their hashes: int32, the one that goes first at the front. It
+        reads the pool and changes nothing; what it raises is passed on, and nothing is taken.
+        None: nobody is told.
+        """
     def take_events(self) -> list[BlockPoolEvent]:
         """Queued events, oldest first."""
     def touch(self, block_ids: typing.Any) -> None:
@@ -1232,6 +1248,8 @@ class CacheManager:
         shared_prefix_boundary: int = 0,
     ) -> None:
         """Makes what is full of the first tokens known to lookups. Mirrors KVCacheManager.cache_blocks (0.33)."""
+    def counters(self) -> dict:
+        """num_requests, num_free_blocks, num_cached_hashes, num_queried_tokens and num_hit_tokens, each as of the end of some call: for any thread at any time."""
     def emit_cached_block_events(self, request: int, hit: PrefixHit) -> None:
         """Stored events for the blocks of a hit."""
     def estimate_cached_tokens(self, request: int) -> int: ...

@@ -28,6 +28,8 @@ ManagerState::ManagerState(const CacheManagerOptions& options, std::shared_ptr<B
       boundary_states(layout.groups.size()) {
   new_blocks.begins.assign(layout.groups.size() + 1, 0);
   set_commit_batches();
+  counters.num_free_blocks = pool.num_free_blocks();
+  counters.num_cached_hashes = pool.num_cached_hashes();
 }
 
 Request& ManagerState::request_of(RequestHandle handle) {

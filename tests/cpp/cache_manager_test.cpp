@@ -640,6 +640,7 @@ TEST(CacheManager, ArithmeticOfAGroupIsWhatAManagerDoes) {
 }
 
 TEST_F(FullAndWindow, CountersFollow) {
+  EXPECT_EQ(manager.counters().num_free_blocks, 99) << "before any call";
   const RequestHandle request = admit(100);
   CacheManagerCounters now = manager.counters();
   EXPECT_EQ(now.num_requests, 1);

@@ -2,6 +2,8 @@
 
 import hashlib
 import math
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -352,6 +354,71 @@ def test_the_manager_of_a_plan_with_slices():
         manager.evict_blocks([int(blocks[0][0])])
     manager.evict_blocks([int(blocks[0][0])], group=0)
     assert not manager.starts_again(0)
+
+
+def test_counters_are_read_from_another_thread(manager):
+    with ThreadPoolExecutor(1) as other:
+        before = other.submit(manager.counters).result()
+        admit(manager, 100)
+        manager.record_prefix_cache_stats(99, 64)
+        after = other.submit(manager.counters).result()
+    assert before["num_free_blocks"] == 99
+    assert before["num_requests"] == before["num_cached_hashes"] == 0
+    assert (after["num_requests"], after["num_free_blocks"]) == (1, 99 - 14)
+    assert (after["num_queried_tokens"], after["num_hit_tokens"]) == (99, 64)
+    assert after["num_cached_hashes"] == manager.pool.num_cached_hashes
+
+
+def test_the_eviction_hook_sees_blocks_with_their_hashes(manager):
+    request, _, _ = admit(manager, 100)
+    manager.free(request)
+    seen = []
+
+    def on_eviction(ids):
+        assert ids.dtype == np.int32
+        seen.extend((i, manager.pool.block_hash(i)[0]) for i in ids.tolist())
+
+    manager.pool.set_eviction_hook(on_eviction)
+    manager.pool.get_new_blocks(99 - 12)
+    assert seen == []
+    manager.pool.get_new_blocks(2)
+    # The end of the first group's prefix goes first.
+    assert seen == [(6, hashes(6)[5]), (5, hashes(6)[4])]
+
+    def refuse(ids):
+        raise RuntimeError("not yet")
+
+    manager.pool.set_eviction_hook(refuse)
+    free = manager.pool.free_block_ids().tolist()
+    with pytest.raises(RuntimeError, match="not yet"):
+        manager.pool.get_new_blocks(1)
+    assert manager.pool.free_block_ids().tolist() == free
+    manager.pool.set_eviction_hook(None)
+    assert len(manager.pool.get_new_blocks(10)) == 10
+    with pytest.raises(TypeError):
+        manager.pool.set_eviction_hook(1)
+
+
+def test_the_prefix_cache_survives_a_restart(manager):
+    request, _, _ = admit(manager, 100)
+    manager.free(request)
+    saved = pickle.loads(pickle.dumps(manager.pool.save_prefix_cache()))
+    groups = [
+        kvplan.CacheGroup("full_attention", 16),
+        kvplan.CacheGroup("sliding_window", 16, window=32),
+    ]
+    other = kvplan.CacheManager(groups, num_blocks=100, max_model_len=1000)
+    for bad in ([(100, 0, 16, bytes(32))], [(-1, 0, 16, bytes(32))], [(2**70, 0, 16, bytes(32))]):
+        with pytest.raises(ValueError):
+            other.pool.restore_prefix_cache(bad)
+        assert other.pool.num_cached_hashes == 0
+    other.pool.restore_prefix_cache(saved)
+    assert other.pool.save_prefix_cache() == saved
+    _, hit, _ = admit(other, 100)
+    assert hit.num_tokens == 96
+    assert [ids.tolist() for ids in hit.blocks] == [[1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 12, 13]]
+    with pytest.raises(ValueError):
+        other.pool.restore_prefix_cache(saved)
 
 
 def test_held_prefixes_forks_and_reverted_steps(manager):

@@ -9,11 +9,13 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/native/block_arrays.h"
+#include "bindings/native/named_int.h"
 #include "bindings/native/prefix_cache_calls.h"
 #include "bindings/native/short_repr.h"
 
@@ -46,6 +48,40 @@ py::array ref_counts(const BlockPool& pool, const py::object& block_ids) {
     counts.mutable_data()[i] = pool.ref_count(ids.data()[i]);
   }
   return counts;
+}
+
+void set_eviction_hook(BlockPool& pool, const std::optional<py::function>& on_eviction) {
+  if (!on_eviction) return pool.set_eviction_hook(nullptr);
+  pool.set_eviction_hook(
+      [hook = *on_eviction](std::span<const BlockId> ids) { hook(to_array(ids)); });
+}
+
+/// (block, group, tokens or None, hash)
+py::list saved_tuples(const BlockPool& pool) {
+  py::list result;
+  for (const SavedHash& saved : save_prefix_cache(pool)) {
+    result.append(py::make_tuple(saved.block, static_cast<uint16_t>(saved.group_id),
+                                 saved.num_tokens, py::bytes(saved.hash)));
+  }
+  return result;
+}
+
+using SavedTuple =
+    std::tuple<Int<"block">, Int<"group">, std::optional<Int<"num_tokens">>, py::bytes>;
+
+void restore(BlockPool& pool, const std::vector<SavedTuple>& tuples) {
+  std::vector<SavedHash> saved;
+  for (const auto& [block, group, num_tokens, hash] : tuples) {
+    if (block < 0 || block >= pool.num_blocks()) {
+      throw BlockPoolError("restore_prefix_cache: block " + std::to_string(block) +
+                           " of a pool of " + std::to_string(pool.num_blocks()) + " blocks");
+    }
+    saved.push_back({.block = static_cast<BlockId>(block),
+                     .group_id = to_group(group),
+                     .num_tokens = num_tokens,
+                     .hash = std::string(Hashes::bytes_view(hash))});
+  }
+  restore_prefix_cache(pool, saved);
 }
 
 const char* kind_name(const BlockPoolEvent& event) {
@@ -189,6 +225,17 @@ max_events: events that wait at most; one more drops them all for one 'lost' eve
            "Re-points all hashes of src to dst, which must have none.")
       .def("reset_prefix_cache", &BlockPool::reset_prefix_cache,
            "Forgets everything cached; False, and nothing happens, while a block is in use.")
+      .def(
+          "set_eviction_hook", &set_eviction_hook, py::arg("on_eviction").none(true),
+          "on_eviction(block_ids) is called with cached blocks that are about to be handed out,\n"
+          "while they still have their hashes: int32, the one that goes first at the front. It\n"
+          "reads the pool and changes nothing; what it raises is passed on, and nothing is taken.\n"
+          "None: nobody is told.")
+      .def("save_prefix_cache", &saved_tuples,
+           "(block id, group id, tokens or None, hash) of each cached hash, what is evicted first\n"
+           "at the front, blocks in use at the end: for a restart during which the memory stays.")
+      .def("restore_prefix_cache", &restore, py::arg("saved"),
+           "Puts what save_prefix_cache returned into a pool without blocks in use or cached.")
       .def("take_events", &BlockPool::take_events, "Queued events, oldest first.")
       .def("ref_counts", &ref_counts, py::arg("block_ids"), "Holders of each block, int32.")
       .def("block_hash", &block_hash, py::arg("block_id"), "(hash, group_id), or None.")

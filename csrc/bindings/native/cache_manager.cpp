@@ -286,6 +286,15 @@ py::dict take_stats(CacheManager& manager) {
       "preempted_queries"_a = stats.preempted_queries, "preempted_hits"_a = stats.preempted_hits);
 }
 
+py::dict counters(const CacheManager& manager) {
+  const CacheManagerCounters now = manager.counters();
+  using namespace py::literals;
+  return py::dict("num_requests"_a = now.num_requests, "num_free_blocks"_a = now.num_free_blocks,
+                  "num_cached_hashes"_a = now.num_cached_hashes,
+                  "num_queried_tokens"_a = now.num_queried_tokens,
+                  "num_hit_tokens"_a = now.num_hit_tokens);
+}
+
 std::string manager_repr(const CacheManager& manager) {
   return ShortRepr("CacheManager")
       .add("num_groups", static_cast<int64_t>(manager.num_groups()))
@@ -561,6 +570,9 @@ void bind_step(py::class_<CacheManager>& manager) {
           },
           py::arg("request"), py::arg("num_computed_tokens"), py::arg("num_in_flight_tokens") = 0)
       .def("take_events", &CacheManager::take_events)
+      .def("counters", &counters,
+           "num_requests, num_free_blocks, num_cached_hashes, num_queried_tokens and "
+           "num_hit_tokens, each as of the end of some call: for any thread at any time.")
       .def("check_invariants", &CacheManager::check_invariants);
 }
 
