@@ -73,19 +73,23 @@ void write_head(Writer& out, uint8_t major, uint64_t value) {
 
 }  // namespace
 
-TokenHasher::TokenHasher(TokenHashAlgorithm algorithm, int64_t block_size)
-    : algorithm_(algorithm), block_size_(block_size) {
+TokenHasher::TokenHasher(TokenHashAlgorithm algorithm, int64_t block_size,
+                         int64_t num_lookahead_tokens)
+    : algorithm_(algorithm), block_size_(block_size), num_lookahead_tokens_(num_lookahead_tokens) {
   if (algorithm != TokenHashAlgorithm::kSha256 && algorithm != TokenHashAlgorithm::kSha256Cbor) {
     throw InvalidArgument("token hash algorithm " + std::to_string(static_cast<int>(algorithm)) +
                           " is unknown");
   }
-  if (block_size < 1 || block_size > kMaxBlockTokens) {
-    throw InvalidArgument("blocks of " + std::to_string(block_size) +
-                          " tokens cannot be hashed: at least 1, at most " +
-                          std::to_string(kMaxBlockTokens));
+  if (block_size < 1 || block_size > kMaxBlockTokens || num_lookahead_tokens < 0 ||
+      num_lookahead_tokens > kMaxBlockTokens - block_size) {
+    throw InvalidArgument("blocks of " + std::to_string(block_size) + " tokens and " +
+                          std::to_string(num_lookahead_tokens) +
+                          " behind them cannot be hashed: at least 1, at most " +
+                          std::to_string(kMaxBlockTokens) + " in all");
   }
   libcrypto_sha256();
-  const size_t content = std::max(static_cast<size_t>(block_size) * kMaxTokenBytes, kMaxSeedBytes);
+  const size_t content = std::max(
+      static_cast<size_t>(block_size + num_lookahead_tokens) * kMaxTokenBytes, kMaxSeedBytes);
   bytes_.resize(kOtherBytes + content);
 }
 
@@ -113,64 +117,83 @@ TokenHash TokenHasher::none_hash(std::string_view seed) {
 void TokenHasher::hash_blocks(const TokenHash& parent, std::span<const int32_t> tokens,
                               std::span<TokenHash> hashes) {
   const auto size = static_cast<size_t>(block_size_);
-  if (tokens.size() / size < hashes.size()) {
+  const auto ahead = static_cast<size_t>(num_lookahead_tokens_);
+  if (!hashes.empty() &&
+      (tokens.size() < ahead || (tokens.size() - ahead) / size < hashes.size())) {
     throw InvalidArgument(std::to_string(hashes.size()) + " blocks of " +
-                          std::to_string(block_size_) + " tokens wanted, but there are " +
-                          std::to_string(tokens.size()) + " tokens");
+                          std::to_string(block_size_) + " tokens, and " + std::to_string(ahead) +
+                          " behind them, wanted, but there are " + std::to_string(tokens.size()) +
+                          " tokens");
+  }
+  const auto used = tokens.first(hashes.empty() ? 0 : hashes.size() * size + ahead);
+  const auto negative = std::find_if(used.begin(), used.end(), [](int32_t t) { return t < 0; });
+  if (negative != used.end()) {
+    throw InvalidArgument("token id " + std::to_string(*negative) + " is negative");
   }
   const TokenHash* last = &parent;
   for (size_t i = 0; i < hashes.size(); ++i) {
-    hashes[i] = hash_block(*last, tokens.subspan(i * size, size));
+    const Block block{tokens.subspan(i * size, size), tokens.subspan((i + 1) * size, ahead)};
+    hashes[i] = sha256(algorithm_ == TokenHashAlgorithm::kSha256 ? write_pickle(*last, block)
+                                                                 : write_cbor(*last, block));
     last = &hashes[i];
   }
 }
 
-TokenHash TokenHasher::hash_block(const TokenHash& parent, std::span<const int32_t> tokens) {
+namespace {
+
+/// The tuple of the tokens, behind None if there is one.
+void pickle_tuple(Writer& out, std::span<const int32_t> tokens, bool begins_with_none) {
+  const size_t size = tokens.size() + (begins_with_none ? 1 : 0);
+  const bool is_short = size <= 3;
+  if (!is_short) out.byte(kMark);
+  if (begins_with_none) out.byte(kNone);
   for (const int32_t token : tokens) {
-    if (token < 0) throw InvalidArgument("token id " + std::to_string(token) + " is negative");
+    if (token <= 0xff) {
+      out.byte(kBinInt1);
+      out.little_endian(static_cast<uint64_t>(token), 1);
+    } else if (token <= 0xffff) {
+      out.byte(kBinInt2);
+      out.little_endian(static_cast<uint64_t>(token), 2);
+    } else {
+      out.byte(kBinInt);
+      out.little_endian(static_cast<uint64_t>(token), 4);
+    }
   }
-  return sha256(algorithm_ == TokenHashAlgorithm::kSha256 ? write_pickle(parent, tokens)
-                                                          : write_cbor(parent, tokens));
+  out.byte(is_short ? static_cast<uint8_t>(kTuple1 + size - 1) : kTuple);
+  out.byte(kMemoize);
 }
 
-// (parent, tokens, None)
-size_t TokenHasher::write_pickle(const TokenHash& parent, std::span<const int32_t> tokens) {
+}  // namespace
+
+// (parent, tokens, None), or (parent, tokens, (None, *lookahead))
+size_t TokenHasher::write_pickle(const TokenHash& parent, const Block& block) {
   return write_framed(bytes_.data(), [&](Writer& out) {
     out.byte(kShortBinBytes);
     out.byte(static_cast<uint8_t>(parent.size()));
     out.bytes(parent.data(), parent.size());
     out.byte(kMemoize);
-    const bool is_short = tokens.size() <= 3;
-    if (!is_short) out.byte(kMark);
-    for (const int32_t token : tokens) {
-      if (token <= 0xff) {
-        out.byte(kBinInt1);
-        out.little_endian(static_cast<uint64_t>(token), 1);
-      } else if (token <= 0xffff) {
-        out.byte(kBinInt2);
-        out.little_endian(static_cast<uint64_t>(token), 2);
-      } else {
-        out.byte(kBinInt);
-        out.little_endian(static_cast<uint64_t>(token), 4);
-      }
+    pickle_tuple(out, block.tokens, false);
+    if (block.lookahead.empty()) {
+      out.byte(kNone);
+    } else {
+      pickle_tuple(out, block.lookahead, true);
     }
-    out.byte(is_short ? static_cast<uint8_t>(kTuple1 + tokens.size() - 1) : kTuple);
-    out.byte(kMemoize);
-    out.byte(kNone);
     out.byte(kTuple3);
     out.byte(kMemoize);
   });
 }
 
-// [parent, tokens, null]
-size_t TokenHasher::write_cbor(const TokenHash& parent, std::span<const int32_t> tokens) {
+// [parent, tokens, null], or [parent, tokens, [null, *lookahead]]
+size_t TokenHasher::write_cbor(const TokenHash& parent, const Block& block) {
   Writer out(bytes_.data());
   write_head(out, kArray, 3);
   write_head(out, kByteString, parent.size());
   out.bytes(parent.data(), parent.size());
-  write_head(out, kArray, tokens.size());
-  for (const int32_t token : tokens) write_head(out, kUnsigned, static_cast<uint64_t>(token));
+  write_head(out, kArray, block.tokens.size());
+  for (const int32_t t : block.tokens) write_head(out, kUnsigned, static_cast<uint64_t>(t));
+  if (!block.lookahead.empty()) write_head(out, kArray, block.lookahead.size() + 1);
   out.byte(kNull);
+  for (const int32_t t : block.lookahead) write_head(out, kUnsigned, static_cast<uint64_t>(t));
   return out.size();
 }
 

@@ -64,6 +64,38 @@ TEST(TokenHash, ShortTuplesArePickledOtherwise) {
   }
 }
 
+TEST(TokenHash, LookaheadTokensAreExtraKeys) {
+  // By vLLM 0.33.0's get_request_block_hasher: the second of two blocks of 4 tokens.
+  struct Case {
+    TokenHashAlgorithm algorithm;
+    int64_t num_lookahead;
+    const char* expected;
+  };
+  constexpr auto kPickle = TokenHashAlgorithm::kSha256;
+  constexpr auto kCbor = TokenHashAlgorithm::kSha256Cbor;
+  const std::vector<int32_t> tokens = {0, 1, 255, 256, 65535, 65536, INT32_MAX,
+                                       7, 8, 9,   10,  11,    12,    13};
+  for (const Case& c : {
+           Case{kPickle, 1, "c003917884005cfea9d43c973cc2e9b817ff18686098c083f3a5dc5cb91f98b5"},
+           Case{kPickle, 2, "f70d0475746d1e57f036301df903d75b0d114f75e0e1bcbcf8eed120fcca17d1"},
+           Case{kPickle, 3, "4abd7b28d4c9b977b927aaf5dd31f9c97e2bd1508f75b5d65acac27e7e271721"},
+           Case{kPickle, 6, "90601ae747c22baeb34d1596b271f8cc19dbde0442e79996fd6ac3dcf74f5ec5"},
+           Case{kCbor, 1, "ac1da1b8807891468bd557c965abfe7dd6a5dc90fafbb18092d879b3fac99fb9"},
+           Case{kCbor, 6, "9181d171cc6942c035bd8d9ad186a29047c4140cb327f0e2b551e109a207ff30"},
+       }) {
+    TokenHasher hasher(c.algorithm, 4, c.num_lookahead);
+    std::array<TokenHash, 2> hashes;
+    const auto needed = std::span(tokens).first(8 + static_cast<size_t>(c.num_lookahead));
+    hasher.hash_blocks(hasher.none_hash(), needed, hashes);
+    EXPECT_EQ(hex(hashes[1]), c.expected) << c.num_lookahead;
+    EXPECT_THROW(hasher.hash_blocks(hasher.none_hash(), needed.first(needed.size() - 1), hashes),
+                 InvalidArgument);
+  }
+  for (const int64_t lookahead : {int64_t{-1}, TokenHasher::kMaxBlockTokens, INT64_MAX}) {
+    EXPECT_THROW(TokenHasher(kPickle, 4, lookahead), InvalidArgument) << lookahead;
+  }
+}
+
 TEST(TokenHash, RefusesBadInput) {
   for (const int64_t size : {int64_t{0}, int64_t{-1}, TokenHasher::kMaxBlockTokens + 1}) {
     EXPECT_THROW(TokenHasher(TokenHashAlgorithm::kSha256, size), InvalidArgument) << size;

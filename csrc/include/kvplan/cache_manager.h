@@ -375,7 +375,8 @@ class KVPLAN_API CacheManager {
   /// A second request with the first `num_computed_tokens` tokens of `request` and their hashes.
   /// They share what neither writes any more: cached blocks, and full ones where nothing is cached.
   /// The others are copied (`take_copies`). None if the pool has no blocks for the copies. Throws
-  /// `Unsupported` with a Mamba group in `align` mode, `InvalidArgument` for tokens without blocks.
+  /// `InvalidArgument` for tokens without blocks, and `Unsupported` with a Mamba group in `align`
+  /// mode: its one state is that after the last step, which stands for no other number of tokens.
   std::optional<RequestHandle> fork(RequestHandle request, int64_t num_computed_tokens);
 
   // Release.
@@ -383,7 +384,8 @@ class KVPLAN_API CacheManager {
   /// Takes back what the request got and cached for tokens after the first `num_computed_tokens`:
   /// its steps after those did not happen. What windows have let go stays gone; throws
   /// `InvalidArgument` where that is needed again, and `Unsupported` with a Mamba group in `align`
-  /// mode. A request that took over a block which is forgotten here must be freed by its caller.
+  /// mode, whose state before those steps was written over. A request that took over a block which
+  /// is forgotten here must be freed by its caller.
   void revert(RequestHandle request, int64_t num_computed_tokens);
   /// Frees what lies behind the windows of a request with so many processed tokens. RSWA frees the
   /// gap behind the prompt only where its length is given.

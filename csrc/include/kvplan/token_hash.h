@@ -28,9 +28,10 @@ class KVPLAN_API TokenHasher {
   /// Tokens of the largest block: what Python still pickles as one frame, rounded down.
   static constexpr int64_t kMaxBlockTokens = 8192;
 
-  /// `block_size`: tokens of a block. Throws InvalidArgument if it is not in 1..kMaxBlockTokens,
-  /// Unsupported if there is no libcrypto.
-  TokenHasher(TokenHashAlgorithm algorithm, int64_t block_size);
+  /// `block_size`: tokens of a block. `num_lookahead_tokens`: tokens behind a block that its hash
+  /// covers too, `CacheManager::num_hash_lookahead_tokens`. Throws InvalidArgument if their sum is
+  /// not in 1..kMaxBlockTokens, Unsupported if there is no libcrypto.
+  TokenHasher(TokenHashAlgorithm algorithm, int64_t block_size, int64_t num_lookahead_tokens = 0);
 
   /// The parent of a request's first block. `seed`: vLLM's default, or the value of its
   /// PYTHONHASHSEED; at most 255 bytes of ASCII, else InvalidArgument.
@@ -38,20 +39,25 @@ class KVPLAN_API TokenHasher {
   TokenHash none_hash(std::string_view seed = "vllm-none-hash");
 
   /// Hashes `hashes.size()` blocks, the first one over `parent`. `tokens`: at least as many blocks
-  /// of token ids, not negative. Throws InvalidArgument and leaves `hashes` undefined.
+  /// of token ids and the last one's lookahead, not negative. Throws InvalidArgument and leaves
+  /// `hashes` undefined.
   void hash_blocks(const TokenHash& parent, std::span<const int32_t> tokens,
                    std::span<TokenHash> hashes);
 
   int64_t block_size() const noexcept { return block_size_; }
 
  private:
-  TokenHash hash_block(const TokenHash& parent, std::span<const int32_t> tokens);
-  size_t write_pickle(const TokenHash& parent, std::span<const int32_t> tokens);
-  size_t write_cbor(const TokenHash& parent, std::span<const int32_t> tokens);
+  struct Block {
+    std::span<const int32_t> tokens;
+    std::span<const int32_t> lookahead;
+  };
+  size_t write_pickle(const TokenHash& parent, const Block& block);
+  size_t write_cbor(const TokenHash& parent, const Block& block);
   TokenHash sha256(size_t num_bytes);
 
   TokenHashAlgorithm algorithm_;
   int64_t block_size_;
+  int64_t num_lookahead_tokens_;
   std::vector<uint8_t> bytes_;  // what is hashed next
 };
 
