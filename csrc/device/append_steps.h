@@ -72,37 +72,27 @@ struct ItemRange {
   int32_t in_use;
 };
 
-/// Sums of a number for each item, in two levels: within a tile of items, and of the tiles.
-struct ItemSums {
-  int64_t* before;  ///< [items] in the item's tile
-  int64_t* tiles;   ///< [tiles] each tile's sum, then what is before it
-  uint32_t tile;    ///< items
-
-  KVPLAN_STEP int64_t start(int64_t item) const {
-    return tiles[static_cast<uint32_t>(item) / tile] + before[item];
-  }
-
-  /// The item that has number k, of `num_items`.
-  KVPLAN_STEP int64_t owner(int64_t num_items, int64_t k) const {
-    const int64_t t = owner_of(tiles, ceil_div(num_items, tile), k);
-    const int64_t first = t * tile;
-    const int64_t left = num_items - first;
-    return first + owner_of(before + first, left < tile ? left : tile, k - tiles[t]);
-  }
-};
-
 /// Entries of an item from which on each is for a thread of its own.
 inline constexpr int32_t kLongItem = 3;
 
 /// A long item, beside the entries of the items of a tile.
 inline constexpr int64_t kOneLong = int64_t{1} << 48;
 
+KVPLAN_STEP inline bool is_long(const Pool&, int32_t, int64_t entries) {
+  return entries >= kLongItem;
+}
+/// Or one that fills a large block.
+KVPLAN_STEP inline bool is_long(const SlicedPool& pool, int32_t group, int64_t entries) {
+  return entries >= kLongItem || (pool.slices[group] == 2 && entries == 2);
+}
+
 /// Bits of `Admitted::flags`.
 enum AppendFlag : int32_t {
   kRefused = 1,  ///< a request that was sound by itself is not in this batch
   kUneven = 2,   ///< requests have different numbers of tokens
-  kLong = 4,     ///< an item gets `kLongItem` entries or more
+  kLong = 4,     ///< an item is long
   kNotAll = 8,   ///< the pool has not enough for all requests
+  kInTables = 16,  ///< the blocks are in the tables already
 };
 
 /// What the parts say to those after them.
@@ -130,16 +120,18 @@ struct AppendStep {
   ItemSums needed;
   ItemSums dropped;
   int64_t* token_starts;  ///< [max_requests + 1]
+  int64_t* contexts;      ///< [max_requests] with `options.row_lens`, which change
   int64_t* shifts;        ///< [max_requests] from an item's sum to its place among the taken
   int64_t* take_starts;   ///< [max_requests + 1] of what each request takes
   ItemRange* ranges;      ///< [items]
   Admitted* admitted;     ///< [1]
-  int64_t* slices;        ///< workspace of a sliced pool, of the items' starts and more
+  int64_t* kept;          ///< [items] blocks that are dropped, then two a word that are taken
+  int64_t* slices;        ///< workspace of a sliced pool
 
   KVPLAN_STEP bool is_used(int64_t r) const { return a.status[r] == kOk && a.rows[r] >= 0; }
 };
 
-/// `tile`: items that a team counts together. The workspace has room for tiles of
+/// `tile`: items that a team counts together, a power of two. The workspace has room for tiles of
 /// `kAppendTileItems` and more.
 template <class Args>
 AppendStep<Args> append_step(const Args& a, uint32_t tile) {
@@ -163,16 +155,45 @@ AppendStep<Args> append_step(const Args& a, uint32_t tile) {
     if (room < s.most_tokens) s.most_tokens = room;
   }
   s.token_starts = part(n + 1);
+  s.contexts = part(n + 1);
   s.shifts = part(n + 1);
   s.take_starts = part(n + 1);
   const int64_t tiles = ceil_div(items, tile < kAppendTileItems ? tile : kAppendTileItems);
-  s.needed = {part(items), part(tiles), tile};
-  s.dropped = {part(items), part(tiles), tile};
+  const auto shift = static_cast<uint32_t>(std::countr_zero(tile));
+  s.needed = {part(items), part(tiles), shift};
+  s.dropped = {part(items), part(tiles), shift};
   s.ranges = reinterpret_cast<ItemRange*>(part(items));
   s.admitted = reinterpret_cast<Admitted*>(part(4));
   static_assert(sizeof(Admitted) == 4 * sizeof(int64_t));
+  s.kept = part(items);
   s.slices = part(0);
   return s;
+}
+
+template <class Args>
+KVPLAN_STEP RequestView view_of(const AppendStep<Args>& s, int64_t r, int64_t context_len) {
+  const int64_t new_tokens = s.a.new_tokens[r];
+  const int64_t end = context_len + new_tokens;
+  const int64_t ahead = new_tokens > 0 ? end + s.a.options.lookahead_tokens : end;
+  // A row that has no room for the new tokens is refused.
+  return {s.a.rows[r], context_len, new_tokens, ahead < s.most_tokens ? ahead : s.most_tokens};
+}
+
+/// A request before the step, and once it is decided on.
+template <class Args>
+KVPLAN_STEP RequestView first_view(const AppendStep<Args>& s, int64_t r) {
+  const int32_t* const lens = s.a.options.row_lens;
+  if (lens == nullptr) return view_of(s, r, s.a.context_lens[r]);
+  const int32_t row = s.a.rows[r];
+  return view_of(s, r, row >= 0 && row < s.a.num_rows ? lens[row] : 0);
+}
+template <class Args>
+KVPLAN_STEP int64_t context_of(const AppendStep<Args>& s, int64_t r) {
+  return s.a.options.row_lens == nullptr ? s.a.context_lens[r] : s.contexts[r];
+}
+template <class Args>
+KVPLAN_STEP RequestView request_view(const AppendStep<Args>& s, int64_t r) {
+  return view_of(s, r, context_of(s, r));
 }
 
 /// A request by itself: what the batch has no say in.
@@ -186,6 +207,11 @@ KVPLAN_STEP int32_t own_status(const AppendStep<Args>& s, const RequestView& q) 
   return q.context_len + q.new_tokens > s.most_tokens ? kTableTooNarrow : kOk;
 }
 
+template <class Args>
+KVPLAN_STEP int64_t num_tiles(const AppendStep<Args>& s, int64_t num_items) {
+  return (num_items + (int64_t{1} << s.needed.shift) - 1) >> s.needed.shift;
+}
+
 /// Part 1. `is_used(r, view)`: whether the request counts.
 template <class Team, class Args, class IsUsed>
 KVPLAN_STEP void count_items(Team& team, const AppendStep<Args>& s, IsUsed is_used) {
@@ -193,41 +219,37 @@ KVPLAN_STEP void count_items(Team& team, const AppendStep<Args>& s, IsUsed is_us
   const int64_t n = num_requests_of(a);
   const int64_t num_items = n * a.num_groups;
   const auto items = items_for(a.pool, n, a.num_groups);
-  team.for_each_tile(ceil_div(num_items, s.needed.tile), [&](int64_t t) {
-    const int64_t first = t * s.needed.tile;
+  const int64_t tile = int64_t{1} << s.needed.shift;
+  team.for_each_tile(num_tiles(s, num_items), [&](int64_t t) {
+    const int64_t first = t << s.needed.shift;
     const int64_t left = num_items - first;
-    const int64_t count = left < s.needed.tile ? left : s.needed.tile;
+    const int64_t count = left < tile ? left : tile;
     team.scan(
         count,
         [&](int64_t i) -> TwoSums {
           const int64_t item = first + i;
           const int64_t r = items.request(item);
-          const RequestView q = request_view(a, r);
+          const RequestView q = first_view(s, r);
           if (!is_used(r, q)) return {0, 0};
-          const GroupTable& g = a.groups[items.group(item)];
+          const int32_t group = items.group(item);
+          const GroupTable& g = a.groups[group];
           const int64_t in_use = entries_in_use(g, q.row);
           const int64_t nulls = null_entries(g, a.cp, q.context_len);
           const EntryRange range = new_entries(g, a.cp, q, in_use, nulls);
           s.ranges[item] = {static_cast<int32_t>(range.begin), static_cast<int32_t>(in_use)};
-          return {range.size() + (range.size() >= kLongItem ? kOneLong : 0),
+          return {range.size() + (is_long(a.pool, group, range.size()) ? kOneLong : 0),
                   g.window.kind == WindowKind::kNone
                       ? 0
                       : dropped_entries(g, q.row, nulls < in_use ? nulls : in_use).size()};
         },
         [&](int64_t i, const TwoSums& before, const TwoSums& value) {
-          s.needed.before[first + i] = before.first % kOneLong;
+          s.needed.before[first + i] = before.first & (kOneLong - 1);
           s.dropped.before[first + i] = before.second;
           if (i < count - 1) return;
           s.needed.tiles[t] = before.first + value.first;
           s.dropped.tiles[t] = before.second + value.second;
         });
   });
-}
-
-/// Before all: nothing is known yet.
-template <class Team, class Args>
-KVPLAN_STEP void begin_step(Team& team, const AppendStep<Args>& s) {
-  team.once([&] { s.admitted->flags = 0; });
 }
 
 /// Beside part 1: the first request of a row has it.
@@ -237,7 +259,7 @@ KVPLAN_STEP void claim_rows(Team& team, const AppendStep<Args>& s) {
   if (a.row_claims == nullptr) return;
   const int64_t n = num_requests_of(a);
   team.for_each(n, [&](int64_t r) {
-    const RequestView q = request_view(a, r);
+    const RequestView q = first_view(s, r);
     if (q.row < 0 || own_status(s, q) != kOk) return;
     team.fetch_max(&a.row_claims[q.row], static_cast<int32_t>(n - r));
   });
@@ -255,7 +277,8 @@ KVPLAN_STEP void decide_requests(Team& team, const AppendStep<Args>& s) {
   const int64_t num_tokens =
       team.scan(n, tokens_of, [&](int64_t r, int64_t before, int64_t tokens) {
         s.token_starts[r] = before;
-        const RequestView q = request_view(a, r);
+        const RequestView q = first_view(s, r);
+        if (a.options.row_lens != nullptr) s.contexts[r] = q.context_len;
         int32_t status = own_status(s, q);
         int32_t flags = tokens != tokens_of(0) ? kUneven : 0;
         if (a.row_claims != nullptr && status == kOk && q.row >= 0 &&
@@ -289,11 +312,10 @@ KVPLAN_STEP void decide_requests(Team& team, const AppendStep<Args>& s) {
 /// Sums of tiles become what is before them; returns the sums of all: needed, dropped.
 template <class Team, class Args>
 KVPLAN_STEP TwoSums add_tiles(Team& team, const AppendStep<Args>& s, int64_t num_items) {
-  const int64_t tiles = ceil_div(num_items, int64_t{s.needed.tile});
   return team.scan(
-      tiles,
+      num_tiles(s, num_items),
       [&](int64_t t) -> TwoSums {
-        return {s.needed.tiles[t] % kOneLong, s.dropped.tiles[t]};
+        return {s.needed.tiles[t] & (kOneLong - 1), s.dropped.tiles[t]};
       },
       [&](int64_t t, const TwoSums& before, const TwoSums&) {
         if (s.needed.tiles[t] >= kOneLong) team.fetch_or(s.admitted->flag_word(), kLong);
@@ -317,19 +339,43 @@ KVPLAN_STEP void drop_entries(Team& team, const AppendStep<Args>& s, int64_t tot
     const GroupTable& g = a.groups[group];
     // From the last one to the first, as a request gives back its blocks.
     const int64_t in_use = s.ranges[item].in_use;
-    const int64_t nulls = null_entries(g, a.cp, a.context_lens[r]);
+    const int64_t nulls = null_entries(g, a.cp, context_of(s, r));
     const int64_t last = (nulls < in_use ? nulls : in_use) - 1;
     return table_row(g, a.rows[r]) + (last - (k - s.dropped.start(item)));
   };
+  // What is found once is kept, where it fits in.
+  int64_t* const kept = s.kept;
+  const bool is_kept = total <= int64_t{a.max_requests} * a.num_groups;
+  const auto forget = [&](int64_t k) {
+    int32_t group;
+    int32_t* const entry = entry_at(k, group);
+    if (is_kept) kept[k] = int64_t{group} << 32 | static_cast<uint32_t>(*entry);
+    *entry = kNullEntry;
+  };
+  if (is_kept) team.for_each(total, forget);
   release_slices(team, a.pool, total, [&](int64_t k) -> Slice {
+    if (is_kept) return {static_cast<int32_t>(kept[k] >> 32), static_cast<int32_t>(kept[k])};
     int32_t group;
     const int32_t id = *entry_at(k, group);
     return {group, id};
   });
-  team.for_each(total, [&](int64_t k) {
-    int32_t group;
-    *entry_at(k, group) = kNullEntry;
-  });
+  if (!is_kept) team.for_each(total, forget);
+}
+
+/// A list of new ids that `count` blocks are for.
+template <class Team, class Args>
+KVPLAN_STEP void count_new_ids(Team& team, const AppendStep<Args>& s, int32_t list, int64_t count) {
+  const StepOptions& o = s.a.options;
+  if (o.new_ids == nullptr) return;
+  o.num_new_ids[list] = static_cast<int32_t>(count);
+  if (count > o.new_ids_stride) team.fetch_or(&s.a.pool.state[kPoolErrors], kIdsLeftOut);
+}
+
+/// The k-th block that was taken.
+template <class Args>
+KVPLAN_STEP void list_new_id(const AppendStep<Args>& s, int32_t list, int64_t k, int32_t id) {
+  const StepOptions& o = s.a.options;
+  if (k < o.new_ids_stride) o.new_ids[list * o.new_ids_stride + k] = id;
 }
 
 /// Part 2, of blocks: which requests get them, each in turn all or none, and their places.
@@ -375,11 +421,24 @@ KVPLAN_STEP void admit_requests(Team& team, const AppendStep<Args>& s, const Poo
     }
     s.admitted->num_free = num_free;
     s.admitted->num_taken = taken;
+    count_new_ids(team, s, 0, taken);
     pool.state[kNumFree] = static_cast<int32_t>(num_free - taken);
   });
 }
 
-/// The same for slices, which one team also writes into the tables.
+template <class Args>
+KVPLAN_STEP int32_t* taken_slices(const AppendStep<Args>& s) {
+  return reinterpret_cast<int32_t*>(s.kept);
+}
+
+/// The sums of what the items take of a sliced pool.
+template <class Args>
+KVPLAN_STEP ItemSums taken_sums(const AppendStep<Args>& s, int64_t n) {
+  if (!s.admitted->has(kNotAll)) return s.needed;
+  return slice_demands(n, s.a.num_groups, s.needed, 0, s.slices).sums;
+}
+
+/// The same for slices.
 template <class Team, class Args>
 KVPLAN_STEP void admit_requests(Team& team, const AppendStep<Args>& s, const SlicedPool& pool,
                                 int64_t all, int64_t) {
@@ -391,18 +450,38 @@ KVPLAN_STEP void admit_requests(Team& team, const AppendStep<Args>& s, const Sli
     if (!s.is_used(items.request(item))) return int64_t{0};
     return (item + 1 < num_items ? s.needed.start(item + 1) : all) - s.needed.start(item);
   };
-  const SliceDemands d = slice_demands(n, a.num_groups, s.slices, s.slices + num_items + 1);
-  const int64_t total = admit_slices(team, pool, d, INT64_MAX, needed,
-                                     [&](int64_t r, int32_t) { a.status[r] = kOutOfBlocks; });
-  take_slices(team, pool, d, total, [&](int64_t item, int64_t k, int32_t id) {
-    const GroupTable& g = a.groups[items.group(item)];
-    table_row(g, a.rows[items.request(item)])[s.ranges[item].begin + k] = id;
+  SliceDemands d = slice_demands(n, a.num_groups, s.needed, all, s.slices);
+  admit_slices(team, pool, d, INT64_MAX, s.admitted->has(kLong), needed,
+               [&](int64_t r, int32_t) { a.status[r] = kOutOfBlocks; });
+  // All thread blocks of the next part write them into the tables, unless they are too many.
+  const bool in_tables = d.total > 2 * int64_t{a.max_requests} * a.num_groups;
+  const bool are_listed = a.options.new_ids != nullptr;
+  if (are_listed) {
+    team.for_each(a.num_groups, [&](int64_t i) {
+      const auto g = static_cast<int32_t>(i);
+      count_new_ids(team, s, g, d.of_group(g, n));
+    });
+  }
+  take_slices(team, pool, d, [&](int64_t i, int32_t g, int32_t id) {
+    if (are_listed) list_new_id(s, g, i - d.groups[g].start, id);
+    if (!in_tables) {
+      taken_slices(s)[i] = id;
+      return;
+    }
+    const int64_t item = d.needed.owner(num_items, i);
+    table_row(a.groups[items.group(item)], a.rows[items.request(item)])
+        [s.ranges[item].begin + (i - d.needed.start(item))] = id;
+  });
+  team.once([&] {
+    s.admitted->flags |= (d.total < all ? kNotAll : 0) | (in_tables ? kInTables : 0);
+    s.admitted->num_taken = d.total;
   });
 }
 
 /// Part 2. `is_counted`: part 1 has run, by what each request is by itself.
 template <class Team, class Args>
 KVPLAN_STEP void admit(Team& team, const AppendStep<Args>& s, bool is_counted) {
+  team.once([&] { s.admitted->flags = 0; });
   decide_requests(team, s);
   if (!is_counted || s.admitted->has(kRefused)) {
     count_items(team, s, [&](int64_t r, const RequestView&) { return s.is_used(r); });
@@ -424,56 +503,81 @@ KVPLAN_STEP int64_t num_new(const AppendStep<Args>& s, int64_t item, const Reque
 
 /// The place of an item's first block among those that are taken.
 template <class Args>
-KVPLAN_STEP int64_t first_taken(const AppendStep<Args>& s, int64_t item, int64_t r) {
+KVPLAN_STEP int64_t first_taken(const AppendStep<Args>& s, const Pool&, int64_t, int64_t item,
+                                int64_t r) {
   return s.needed.start(item) + (s.admitted->has(kNotAll) ? s.shifts[r] : 0);
 }
-
-/// The block of entry `entry` of an item's row. Blocks of a sliced pool are in the tables.
 template <class Args>
-KVPLAN_STEP int32_t block_of(const AppendStep<Args>& s, const Pool& pool, int64_t item, int64_t r,
-                             const int32_t* entries, int64_t entry) {
-  const int64_t k = entry - s.ranges[item].begin;
-  if (k < 0) return entries[entry];
-  return taken_id(pool, s.admitted->num_free, first_taken(s, item, r) + k);
+KVPLAN_STEP int64_t first_taken(const AppendStep<Args>& s, const SlicedPool&, int64_t n,
+                                int64_t item, int64_t) {
+  return taken_sums(s, n).start(item);
+}
+
+/// The item of the k-th that is taken.
+template <class Args>
+KVPLAN_STEP int64_t item_of_taken(const AppendStep<Args>& s, const Pool&, int64_t n, int64_t k) {
+  if (s.admitted->has(kNotAll)) k -= s.shifts[owner_of(s.take_starts, n, k)];
+  return s.needed.owner(n * s.a.num_groups, k);
 }
 template <class Args>
-KVPLAN_STEP int32_t block_of(const AppendStep<Args>&, const SlicedPool&, int64_t, int64_t,
+KVPLAN_STEP int64_t item_of_taken(const AppendStep<Args>& s, const SlicedPool&, int64_t n,
+                                  int64_t k) {
+  return taken_sums(s, n).owner(n * s.a.num_groups, k);
+}
+
+/// The k-th block that is taken.
+template <class Args>
+KVPLAN_STEP int32_t taken_block(const AppendStep<Args>& s, const Pool& pool, int64_t k) {
+  return taken_id(pool, s.admitted->num_free, k);
+}
+template <class Args>
+KVPLAN_STEP int32_t taken_block(const AppendStep<Args>& s, const SlicedPool&, int64_t k) {
+  return taken_slices(s)[k];
+}
+KVPLAN_STEP inline void hold_taken(const Pool& pool, int32_t id) {
+  if (pool.ref_counts != nullptr) pool.ref_counts[id] = 1;
+}
+KVPLAN_STEP inline void hold_taken(const SlicedPool&, int32_t) {}
+
+/// The block of entry `entry` of an item's row.
+template <class Args>
+KVPLAN_STEP int32_t block_of(const AppendStep<Args>& s, int64_t n, int64_t item, int64_t r,
                              const int32_t* entries, int64_t entry) {
-  return entries[entry];
+  const int64_t k = entry - s.ranges[item].begin;
+  if (k < 0 || s.admitted->has(kInTables)) return entries[entry];
+  return taken_block(s, s.a.pool, first_taken(s, s.a.pool, n, item, r) + k);
 }
 
 /// Part 3, of an item's new entries.
 template <class Args>
-KVPLAN_STEP void put_blocks(const AppendStep<Args>& s, const Pool& pool, int64_t item, int64_t r,
+KVPLAN_STEP void put_blocks(const AppendStep<Args>& s, int64_t n, int64_t item, int64_t r,
                             int32_t* entries, int64_t count) {
-  if (count == 0 || count >= kLongItem) return;
-  const int64_t first = first_taken(s, item, r);
-  for (int64_t k = 0; k < count; ++k) entries[k] = take(pool, s.admitted->num_free, first + k);
+  if (count == 0 || count >= kLongItem || s.admitted->has(kInTables)) return;
+  const int64_t first = first_taken(s, s.a.pool, n, item, r);
+  for (int64_t k = 0; k < count; ++k) {
+    entries[k] = taken_block(s, s.a.pool, first + k);
+    hold_taken(s.a.pool, entries[k]);
+  }
 }
-template <class Args>
-KVPLAN_STEP void put_blocks(const AppendStep<Args>&, const SlicedPool&, int64_t, int64_t, int32_t*,
-                            int64_t) {}
 
 /// Part 3, of the blocks of long items.
 template <class Team, class Args>
-KVPLAN_STEP void put_long(Team& team, const AppendStep<Args>& s, const Pool& pool) {
+KVPLAN_STEP void put_long(Team& team, const AppendStep<Args>& s) {
   const Args& a = s.a;
-  if (!s.admitted->has(kLong)) return;
+  if (!s.admitted->has(kLong) || s.admitted->has(kInTables)) return;
   const int64_t n = num_requests_of(a);
-  const auto items = items_for(pool, n, a.num_groups);
+  const auto items = items_for(a.pool, n, a.num_groups);
   team.for_each(s.admitted->num_taken, [&](int64_t k) {
-    int64_t place = k;  // before some requests got none
-    if (s.admitted->has(kNotAll)) place -= s.shifts[owner_of(s.take_starts, n, k)];
-    const int64_t item = s.needed.owner(n * a.num_groups, place);
+    const int64_t item = item_of_taken(s, a.pool, n, k);
     const int64_t r = items.request(item);
     const int32_t group = items.group(item);
-    if (num_new(s, item, request_view(a, r), group) < kLongItem) return;
-    const int64_t entry = s.ranges[item].begin + place - s.needed.start(item);
-    table_row(a.groups[group], a.rows[r])[entry] = take(pool, s.admitted->num_free, k);
+    if (num_new(s, item, request_view(s, r), group) < kLongItem) return;
+    const int64_t entry = s.ranges[item].begin + k - first_taken(s, a.pool, n, item, r);
+    const int32_t id = taken_block(s, a.pool, k);
+    table_row(a.groups[group], a.rows[r])[entry] = id;
+    hold_taken(a.pool, id);
   });
 }
-template <class Team, class Args>
-KVPLAN_STEP void put_long(Team&, const AppendStep<Args>&, const SlicedPool&) {}
 
 /// The request of token t of the batch.
 template <class Args>
@@ -491,12 +595,12 @@ KVPLAN_STEP int64_t slot_of_token(const AppendStep<Args>& s, int64_t n, int64_t 
   const int64_t r = request_of_token(s, n, t);
   const GroupTable& g = a.groups[group];
   if (!g.slot_mapping || !s.is_used(r)) return kPadSlot;
-  const int64_t position = a.context_lens[r] + (t - s.token_starts[r]);
+  const int64_t position = context_of(s, r) + (t - s.token_starts[r]);
   const LocalPosition local = local_position(position, g.block_size, g.dcp_sharded, a.cp);
   if (!local.is_local) return kPadSlot;
   const int64_t item = items_for(a.pool, n, a.num_groups).item(r, group);
   const int32_t block =
-      block_of(s, a.pool, item, r, table_row(g, a.rows[r]), local.position / g.block_size);
+      block_of(s, n, item, r, table_row(g, a.rows[r]), local.position / g.block_size);
   return slot_of(block, g.block_size, local.position % g.block_size);
 }
 
@@ -509,12 +613,12 @@ KVPLAN_STEP void fill_item(const AppendStep<Args>& s, int64_t n, int64_t item) {
   if (!s.is_used(r)) return;
   const int32_t group = items.group(item);
   const GroupTable& g = a.groups[group];
-  const RequestView q = request_view(a, r);
+  const RequestView q = request_view(s, r);
   const ItemRange range = s.ranges[item];
   const int64_t count = num_new(s, item, q, group);
   int32_t* const entries = table_row(g, q.row);
   for (int64_t j = range.in_use; j < range.begin; ++j) entries[j] = kNullEntry;
-  put_blocks(s, a.pool, item, r, entries + range.begin, count);
+  put_blocks(s, n, item, r, entries + range.begin, count);
   g.num_entries[q.row] = static_cast<int32_t>(range.begin + count);
 }
 
@@ -522,23 +626,45 @@ KVPLAN_STEP void fill_item(const AppendStep<Args>& s, int64_t n, int64_t item) {
 template <class Team, class Args>
 KVPLAN_STEP void fill_request(Team& team, const AppendStep<Args>& s, int64_t n, int64_t r) {
   const Args& a = s.a;
+  const StepOptions& o = a.options;
   if (a.query_starts != nullptr) {
     a.query_starts[r] = static_cast<int32_t>(s.token_starts[r < n ? r : n]);
   }
-  if (r == a.max_requests) return;
+  if (r == a.max_requests) {
+    if (o.mirror == nullptr) return;
+    o.mirror[0] = a.pool.state[kNumFree];
+    o.mirror[1] = a.pool.state[kPoolErrors];
+    return;
+  }
+  int32_t seq_len = 0;
   if (r >= n) {
     a.status[r] = kOk;
-  } else if (a.row_claims != nullptr) {
-    const RequestView q = request_view(a, r);
-    if (q.row >= 0 && own_status(s, q) == kOk) team.exchange(&a.row_claims[q.row], 0);
+  } else {
+    const RequestView q = request_view(s, r);
+    if (a.row_claims != nullptr && q.row >= 0 && own_status(s, q) == kOk) {
+      team.exchange(&a.row_claims[q.row], 0);
+    }
+    if (s.is_used(r)) {
+      seq_len = static_cast<int32_t>(q.context_len + q.new_tokens);
+      if (o.row_lens != nullptr) o.row_lens[q.row] = seq_len;
+    }
   }
+  if (o.seq_lens != nullptr) o.seq_lens[r] = seq_len;
+  if (o.mirror != nullptr) o.mirror[kMirrorSize + r] = a.status[r];
 }
+
+/// Ids that are listed one by one; those of slices are when they are handed out.
+KVPLAN_HOST_DEVICE inline int64_t num_listed(const Pool&, const StepOptions& o) {
+  return o.new_ids == nullptr ? 0 : o.new_ids_stride;
+}
+KVPLAN_HOST_DEVICE inline int64_t num_listed(const SlicedPool&, const StepOptions&) { return 0; }
 
 /// Numbers of `fill`'s pieces of work.
 template <class Args>
 KVPLAN_HOST_DEVICE int64_t num_pieces(const Args& a) {
   return int64_t{a.max_requests} * a.num_groups + a.max_tokens * a.num_groups +
-         (a.positions != nullptr ? a.max_tokens : 0) + a.max_requests + 1;
+         (a.positions != nullptr ? a.max_tokens : 0) + a.max_requests + 1 +
+         num_listed(a.pool, a.options);
 }
 
 /// Part 3. No piece reads what another one writes, so that each can be a thread's.
@@ -546,7 +672,7 @@ template <class Team, class Args>
 KVPLAN_STEP void fill(Team& team, const AppendStep<Args>& s) {
   const Args& a = s.a;
   const int64_t n = num_requests_of(a);
-  put_long(team, s, a.pool);
+  put_long(team, s);
   const int64_t num_items = n * a.num_groups;
   const int64_t num_slots = a.max_tokens * a.num_groups;
   team.for_each(num_pieces(a), [&](int64_t i) {
@@ -560,12 +686,17 @@ KVPLAN_STEP void fill(Team& team, const AppendStep<Args>& s) {
     }
     i -= num_slots;
     if (i <= a.max_requests) return fill_request(team, s, n, i);
-    const int64_t t = i - a.max_requests - 1;
+    i -= a.max_requests + 1;
+    if (i < num_listed(a.pool, a.options)) {
+      if (i < s.admitted->num_taken) list_new_id(s, 0, i, taken_block(s, a.pool, i));
+      return;
+    }
+    const int64_t t = i - num_listed(a.pool, a.options);
     if (a.positions == nullptr || t >= a.max_tokens) return;
     int64_t position = 0;
     if (t < s.admitted->num_tokens) {
       const int64_t r = request_of_token(s, n, t);
-      position = a.context_lens[r] + (t - s.token_starts[r]);
+      position = context_of(s, r) + (t - s.token_starts[r]);
     }
     a.positions[t] = position;
   });
@@ -574,7 +705,6 @@ KVPLAN_STEP void fill(Team& team, const AppendStep<Args>& s) {
 /// All parts by one team.
 template <class Team, class Args>
 KVPLAN_STEP void append_slots_steps(Team& team, const AppendStep<Args>& s) {
-  begin_step(team, s);
   claim_rows(team, s);
   admit(team, s, false);
   fill(team, s);

@@ -139,11 +139,15 @@ void check_append(const Args& a) {
        "in [1, 2^31)", a.max_tokens);
   need(a.slots_stride >= a.max_tokens, "slots_stride", "at least max_tokens", a.slots_stride);
   need_pointer(a.rows, "rows");
-  need_pointer(a.context_lens, "context_lens");
+  const StepOptions& o = a.options;
+  if (o.row_lens == nullptr) need_pointer(a.context_lens, "context_lens");
   need_pointer(a.new_tokens, "new_tokens");
   need_pointer(a.status, "status");
   need_pointer(a.slots, "slots");
   need_pointer(a.workspace, "workspace");
+  need(o.lookahead_tokens >= 0, "options.lookahead_tokens", "at least 0", o.lookahead_tokens);
+  need(o.new_ids_stride >= 0, "options.new_ids_stride", "at least 0", o.new_ids_stride);
+  if (o.new_ids != nullptr) need_pointer(o.num_new_ids, "options.num_new_ids");
 }
 
 template <class Args>

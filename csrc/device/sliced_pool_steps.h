@@ -8,10 +8,6 @@
 // The pool whose large blocks are cut into slices. See steps.h.
 namespace kvplan::cuda {
 
-/// A listed block that is full or in the reserve costs a look in every allocation; above this
-/// length of the list, which one round of a team looks through, they are taken out first.
-inline constexpr int32_t kMaxListed = 1024;
-
 /// A block of a group.
 struct Slice {
   int32_t group;
@@ -158,31 +154,6 @@ KVPLAN_STEP void touch_steps(Team& team, const SlicedPool& pool, int32_t group, 
       team.fetch_add(holders, 1);
     }
   });
-}
-
-/// Takes large blocks out of the list that have no unused slice, or that are in the reserve.
-template <class Team>
-KVPLAN_STEP void compact_list_steps(Team& team, const SlicedPool& pool) {
-  const int64_t num_listed = pool.state[kNumListed];
-  const int64_t kept = team.scan(
-      num_listed,
-      [&](int64_t i) -> int64_t {
-        const LargeBlock& block = pool.large[pool.listed[i]];
-        return block.owner >= 0 && block.num_used < pool.slices[block.owner];
-      },
-      [&](int64_t i, int64_t before, int64_t keeps) {
-        const int32_t l = pool.listed[i];
-        if (keeps != 0) {
-          pool.large[before].scratch = l;
-        } else {
-          pool.large[l].is_listed = 0;
-        }
-      });
-  team.for_each(kept, [&](int64_t i) {
-    pool.listed[i] = pool.large[i].scratch;
-    pool.large[i].scratch = 0;
-  });
-  team.once([&] { pool.state[kNumListed] = static_cast<int32_t>(kept); });
 }
 
 }  // namespace kvplan::cuda

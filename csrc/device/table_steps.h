@@ -13,6 +13,7 @@ struct RequestView {
   int32_t row;
   int64_t context_len;
   int64_t new_tokens;
+  int64_t reserved;  ///< tokens that get blocks, those of the context among them
 };
 
 struct EntryRange {
@@ -20,11 +21,6 @@ struct EntryRange {
   int64_t end;
   KVPLAN_STEP int64_t size() const { return end > begin ? end - begin : 0; }
 };
-
-template <class Args>
-KVPLAN_STEP RequestView request_view(const Args& a, int64_t r) {
-  return {a.rows[r], a.context_lens[r], a.new_tokens[r]};
-}
 
 KVPLAN_STEP inline int32_t* table_row(const GroupTable& g, int32_t row) {
   return g.table + row * g.row_stride;
@@ -42,7 +38,7 @@ KVPLAN_STEP inline int64_t entry_tokens(const GroupTable& g, const ContextParall
 
 KVPLAN_STEP inline int64_t required(const GroupTable& g, const ContextParallel& cp,
                                     const RequestView& q) {
-  return required_entries(q.context_len + q.new_tokens, entry_tokens(g, cp), g.extra_entries);
+  return required_entries(q.reserved, entry_tokens(g, cp), g.extra_entries);
 }
 
 KVPLAN_STEP inline int64_t null_entries(const GroupTable& g, const ContextParallel& cp,

@@ -27,6 +27,7 @@ from kvplan.device.status import PoolError, RequestStatus, WindowKind
 from kvplan.device.steps import (
     PAD_SLOT_ID,
     AppendedSlots,
+    StepOptions,
     append_slots,
     gather_block_tables,
     release_requests,
@@ -45,6 +46,7 @@ __all__ = [
     "RequestStatus",
     "SlicedDeviceBlockPool",
     "SlicedPoolSnapshot",
+    "StepOptions",
     "TableGroup",
     "WindowKind",
     "append_slots",

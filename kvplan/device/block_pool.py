@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -35,7 +36,45 @@ class Allocation:
     status: torch.Tensor
 
 
-class DeviceBlockPool:
+class DevicePool:
+    """What pools of whole blocks and of slices have in common."""
+
+    device: torch.device
+    _ops: Any
+    _native: Any
+
+    def _run(self, operation: str, *arguments: int) -> None:
+        with on_device(self.device):
+            getattr(self._ops, operation)(self._native, *arguments, stream_of(self.device))
+
+    def _made(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device=self.device)
+
+    def _allocate(
+        self,
+        counts: torch.Tensor,
+        num_starts: int,
+        ids: torch.Tensor,
+        starts: torch.Tensor | None,
+        status: torch.Tensor | None,
+        *workspace: int,
+    ) -> Allocation:
+        n = counts.shape[0]
+        starts = self._made(num_starts, torch.int64) if starts is None else starts
+        status = self._made(n, torch.int32) if status is None else status
+        checked_tensor("ids", ids, self.device, torch.int32, (None,))
+        checked_tensor("starts", starts, self.device, torch.int64, (num_starts,))
+        checked_tensor("status", status, self.device, torch.int32, (n,))
+        out = (ids.shape[0], ids.data_ptr(), starts.data_ptr(), status.data_ptr())
+        self._run("allocate", n, counts.data_ptr(), *out, *workspace)
+        return Allocation(ids, starts, status)
+
+    def reset(self) -> None:
+        """Makes all blocks free and forgets errors."""
+        self._run("reset_pool")
+
+
+class DeviceBlockPool(DevicePool):
     """Free block ids in device memory.
 
     ``num_blocks`` includes the null block 0, which is never handed out. What is released last is
@@ -67,11 +106,6 @@ class DeviceBlockPool:
         )
         self.reset()
 
-    def reset(self) -> None:
-        """Makes all blocks free and forgets errors."""
-        with on_device(self.device):
-            self._ops.reset_pool(self._native, stream_of(self.device))
-
     def allocate(
         self,
         counts: torch.Tensor,
@@ -85,38 +119,17 @@ class DeviceBlockPool:
         ``[num_requests + 1]`` and status: int32 ``[num_requests]`` are made where not given.
         """
         checked_tensor("counts", counts, self.device, torch.int32, (None,))
-        n = counts.shape[0]
-        if starts is None:
-            starts = torch.empty(n + 1, dtype=torch.int64, device=self.device)
-        if status is None:
-            status = torch.empty(n, dtype=torch.int32, device=self.device)
-        checked_tensor("ids", ids, self.device, torch.int32, (None,))
-        checked_tensor("starts", starts, self.device, torch.int64, (n + 1,))
-        checked_tensor("status", status, self.device, torch.int32, (n,))
-        with on_device(self.device):
-            self._ops.allocate(
-                self._native,
-                n,
-                counts.data_ptr(),
-                ids.shape[0],
-                ids.data_ptr(),
-                starts.data_ptr(),
-                status.data_ptr(),
-                stream_of(self.device),
-            )
-        return Allocation(ids, starts, status)
+        return self._allocate(counts, counts.shape[0] + 1, ids, starts, status)
 
     def release(self, block_ids: torch.Tensor | Sequence[int]) -> None:
         """One holder less for each block; null blocks are skipped. int32 ``[n]`` or a list."""
         ids = checked_ids("block_ids", block_ids, self.device, self.num_blocks)
-        with on_device(self.device):
-            self._ops.release(self._native, ids.data_ptr(), ids.shape[0], stream_of(self.device))
+        self._run("release", ids.data_ptr(), ids.shape[0])
 
     def touch(self, block_ids: torch.Tensor | Sequence[int]) -> None:
         """One holder more for each block in use; null blocks are skipped. Needs ``ref_counts``."""
         ids = checked_ids("block_ids", block_ids, self.device, self.num_blocks)
-        with on_device(self.device):
-            self._ops.touch(self._native, ids.data_ptr(), ids.shape[0], stream_of(self.device))
+        self._run("touch", ids.data_ptr(), ids.shape[0])
 
     def snapshot(self) -> PoolSnapshot:
         """The pool on the host. Waits for the device: the only method that does."""

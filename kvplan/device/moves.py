@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import torch
 
@@ -12,9 +11,7 @@ from kvplan.arguments import in_range
 from kvplan.device.operations import on_device, stream_of
 from kvplan.device.regions import BlockRegions, checked_copy
 from kvplan.device.tables import BlockTables, checked_tables
-from kvplan.device.tensor_checks import INT32_END, checked_where_they_are, uploaded
-
-Ids: TypeAlias = torch.Tensor | Sequence[int]
+from kvplan.device.tensor_checks import INT32_END, Ids, checked_pairs, uploaded
 
 
 def remap_blocks(tables: BlockTables, group: int, source_ids: Ids, target_ids: Ids) -> None:
@@ -32,12 +29,7 @@ def _checked_remap(
     """``remap_blocks``, checked and not launched yet."""
     device = checked_tables(tables).device
     in_range("group", group, 0, len(tables.groups))
-    sources = checked_where_they_are("source_ids", source_ids, device, INT32_END - 1)
-    targets = checked_where_they_are("target_ids", target_ids, device, INT32_END - 1)
-    if sources.shape != targets.shape:
-        raise InvalidArgument(
-            f"target_ids: has {targets.shape[0]} ids, source_ids has {sources.shape[0]}"
-        )
+    sources, targets = checked_pairs(source_ids, target_ids, device, INT32_END - 1)
     for ids in (sources, targets):
         if ids.device.type == "cpu" and not ids.all():
             raise InvalidArgument("source_ids, target_ids: the null block does not move")
@@ -92,7 +84,7 @@ def move_blocks(
         if len(sources) == 0 and len(targets) == 0:
             continue
         try:
-            launches.append(checked_copy(buffer, buffer, regions[group], sources, targets))
+            launches.append(checked_copy((buffer, buffer), regions[group], (sources, targets)))
             if tables is not None:
                 launches.append(_checked_remap(tables, group, sources, targets))
         except InvalidArgument as error:

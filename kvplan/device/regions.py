@@ -14,10 +14,11 @@ from kvplan.device.operations import on_device, ops_for, resolved_device, stream
 from kvplan.device.tensor_checks import (
     INT32_END,
     INT64_END,
+    Ids,
     address_of,
     checked_ids,
+    checked_pairs,
     checked_tensor,
-    checked_where_they_are,
     uploaded,
 )
 from kvplan.kv_cache_config import KVCacheConfig
@@ -112,7 +113,7 @@ class BlockRegions:
 def zero_blocks(
     buffer: torch.Tensor,
     regions: BlockRegions,
-    block_ids: torch.Tensor | Sequence[int],
+    block_ids: Ids,
     *,
     num_ids: torch.Tensor | None = None,
     errors: torch.Tensor | None = None,
@@ -150,8 +151,8 @@ def copy_blocks(
     source: torch.Tensor,
     target: torch.Tensor,
     regions: BlockRegions,
-    source_ids: torch.Tensor | Sequence[int],
-    target_ids: torch.Tensor | Sequence[int],
+    source_ids: Ids,
+    target_ids: Ids,
     *,
     num_pairs: torch.Tensor | None = None,
     errors: torch.Tensor | None = None,
@@ -161,18 +162,13 @@ def copy_blocks(
     source, target: buffers as in ``zero_blocks``, which may be one. No target may be another
     pair's source or target. num_pairs, errors: as there.
     """
-    checked_copy(
-        source, target, regions, source_ids, target_ids, num_pairs=num_pairs, errors=errors
-    )()
+    checked_copy((source, target), regions, (source_ids, target_ids), num_pairs, errors)()
 
 
 def checked_copy(
-    source: torch.Tensor,
-    target: torch.Tensor,
+    buffers: tuple[torch.Tensor, torch.Tensor],
     regions: BlockRegions,
-    source_ids: torch.Tensor | Sequence[int],
-    target_ids: torch.Tensor | Sequence[int],
-    *,
+    ids: tuple[Ids, Ids],
     num_pairs: torch.Tensor | None = None,
     errors: torch.Tensor | None = None,
 ) -> Callable[[], None]:
@@ -180,14 +176,9 @@ def checked_copy(
     if not isinstance(regions, BlockRegions):
         raise InvalidArgument(f"regions: needs BlockRegions, got {type(regions).__name__}")
     device = regions.device
-    source = regions._buffer("source", source)
-    target = regions._buffer("target", target)
-    sources = checked_where_they_are("source_ids", source_ids, device, regions.num_blocks)
-    targets = checked_where_they_are("target_ids", target_ids, device, regions.num_blocks)
-    if sources.shape != targets.shape:
-        raise InvalidArgument(
-            f"target_ids: has {targets.shape[0]} ids, source_ids has {sources.shape[0]}"
-        )
+    source = regions._buffer("source", buffers[0])
+    target = regions._buffer("target", buffers[1])
+    sources, targets = checked_pairs(*ids, device, regions.num_blocks)
     distance = abs(source.data_ptr() - target.data_ptr())
     if 0 < distance < regions.buffer_bytes:
         raise InvalidArgument(

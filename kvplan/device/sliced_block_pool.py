@@ -10,8 +10,8 @@ import torch
 from kvplan import _core
 from kvplan._core import InvalidArgument, Plan
 from kvplan.arguments import in_range
-from kvplan.device.block_pool import Allocation, DeviceBlockPool
-from kvplan.device.operations import on_device, ops_for, resolved_device, stream_of
+from kvplan.device.block_pool import Allocation, DeviceBlockPool, DevicePool
+from kvplan.device.operations import ops_for, resolved_device
 from kvplan.device.status import PoolError
 from kvplan.device.tensor_checks import INT32_END, address_of, checked_ids, checked_tensor
 from kvplan.placed_cache import worker_config
@@ -31,7 +31,7 @@ class SlicedPoolSnapshot:
     errors: PoolError
 
 
-class SlicedDeviceBlockPool:
+class SlicedDeviceBlockPool(DevicePool):
     """Free slices of large blocks in device memory, as ``kvplan.SlicedBlockPool`` on the host.
 
     ``num_large_blocks`` is a plan's ``num_blocks`` and includes the null block. Group g cuts a
@@ -91,11 +91,6 @@ class SlicedDeviceBlockPool:
         )
         self.reset()
 
-    def reset(self) -> None:
-        """Makes all blocks free and forgets errors."""
-        with on_device(self.device):
-            self._ops.reset_pool(self._native, stream_of(self.device))
-
     def workspace_size(self, num_requests: int) -> int:
         """int64 elements that ``allocate`` needs for this many requests."""
         in_range("num_requests", num_requests, 0, INT32_END)
@@ -122,38 +117,11 @@ class SlicedDeviceBlockPool:
         if not counts.is_contiguous():
             raise InvalidArgument(f"counts: has strides {counts.stride()}, must be contiguous")
         n = counts.shape[0]
-
-        def made(size: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.empty(size, dtype=dtype, device=self.device)
-
-        starts = made(num_groups * n + 1, torch.int64) if starts is None else starts
-        status = made(n, torch.int32) if status is None else status
-        if workspace is None:
-            workspace = made(self.workspace_size(n), torch.int64)
-        checked_tensor("ids", ids, self.device, torch.int32, (None,))
-        checked_tensor("starts", starts, self.device, torch.int64, (num_groups * n + 1,))
-        checked_tensor("status", status, self.device, torch.int32, (n,))
-        checked_tensor(
-            "workspace",
-            workspace,
-            self.device,
-            torch.int64,
-            (self.workspace_size(n),),
-            at_least=True,
-        )
-        with on_device(self.device):
-            self._ops.allocate(
-                self._native,
-                n,
-                counts.data_ptr(),
-                ids.shape[0],
-                ids.data_ptr(),
-                starts.data_ptr(),
-                status.data_ptr(),
-                workspace.data_ptr(),
-                stream_of(self.device),
-            )
-        return Allocation(ids, starts, status)
+        size = self.workspace_size(n)
+        workspace = self._made(size, torch.int64) if workspace is None else workspace
+        checked_tensor("workspace", workspace, self.device, torch.int64, (size,), at_least=True)
+        num_starts = num_groups * n + 1
+        return self._allocate(counts, num_starts, ids, starts, status, workspace.data_ptr())
 
     def release(self, block_ids: torch.Tensor | Sequence[int], group: int) -> None:
         """One holder less for each block of the group; null blocks are skipped.
@@ -161,18 +129,12 @@ class SlicedDeviceBlockPool:
         block_ids: int32 ``[n]`` or a list.
         """
         ids = self._ids(block_ids, group)
-        with on_device(self.device):
-            self._ops.release(
-                self._native, group, ids.data_ptr(), ids.shape[0], stream_of(self.device)
-            )
+        self._run("release", group, ids.data_ptr(), ids.shape[0])
 
     def touch(self, block_ids: torch.Tensor | Sequence[int], group: int) -> None:
         """One holder more for each block in use; null blocks are skipped. Needs ``ref_counts``."""
         ids = self._ids(block_ids, group)
-        with on_device(self.device):
-            self._ops.touch(
-                self._native, group, ids.data_ptr(), ids.shape[0], stream_of(self.device)
-            )
+        self._run("touch", group, ids.data_ptr(), ids.shape[0])
 
     def _ids(self, block_ids: torch.Tensor | Sequence[int], group: int) -> torch.Tensor:
         slices = self.slices[in_range("group", group, 0, len(self.slices))]

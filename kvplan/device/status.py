@@ -21,6 +21,7 @@ class PoolError(IntFlag):
     BAD_BLOCK_ID = 1
     BLOCK_NOT_IN_USE = 2
     TOO_MANY_FREE = 4
+    IDS_LEFT_OUT = 8
 
 
 class WindowKind(IntEnum):

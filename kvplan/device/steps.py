@@ -9,11 +9,17 @@ from typing import TypeAlias
 import torch
 
 from kvplan._core import InvalidArgument
+from kvplan.arguments import in_range
 from kvplan.device.block_pool import DeviceBlockPool
 from kvplan.device.operations import on_device, stream_of
 from kvplan.device.sliced_block_pool import SlicedDeviceBlockPool
 from kvplan.device.tables import BlockTables, checked_tables
-from kvplan.device.tensor_checks import address_of, check_host_values, checked_tensor
+from kvplan.device.tensor_checks import (
+    INT32_END,
+    address_of,
+    check_host_values,
+    checked_tensor,
+)
 
 PAD_SLOT_ID = -1  #: slot of a token that writes no state, as in vLLM
 
@@ -46,11 +52,66 @@ class AppendedSlots:
     status: torch.Tensor
 
 
+@dataclass(frozen=True)
+class StepOptions:
+    """What a scheduler on the device may want of a step besides; None or 0: nothing of the kind.
+
+    ``lookahead_tokens``: a request with new tokens gets blocks also for so many tokens after them,
+    as far as its row has room: for drafted tokens, or for as many steps to come, which then find
+    their blocks. ``row_lens``: int32 ``[max_num_reqs]``, the tokens of each row, read in the place
+    of ``context_lens``; the new tokens of a request that is OK are added to it. A row that is
+    released is not set to 0. The rest is written: ``seq_lens``, int32 ``[batch]``, tokens after the
+    step, 0 for padding and requests that are not OK. ``new_ids``, int32 ``[lists, capacity]``, and
+    ``num_new_ids``, int32 ``[lists]``: the blocks that were taken, one list, with a
+    ``SlicedDeviceBlockPool`` one for each group; ``zero_blocks`` takes both. Above the capacity,
+    ids are left out, and the pool has the error IDS_LEFT_OUT. ``mirror``, int32 ``[2 + batch]``, on
+    the device or in pinned host memory: free (large) blocks, the pool's errors and the statuses,
+    for the host to read once an event behind the step has come.
+    """
+
+    lookahead_tokens: int = 0
+    row_lens: torch.Tensor | None = None
+    seq_lens: torch.Tensor | None = None
+    new_ids: torch.Tensor | None = None
+    num_new_ids: torch.Tensor | None = None
+    mirror: torch.Tensor | None = None
+
+    def _checked(self, tables: BlockTables, batch: int, lists: int) -> tuple[int, ...]:
+        """For the native call."""
+        device = tables.device
+        in_range("lookahead_tokens", self.lookahead_tokens, 0, INT32_END)
+        for name, shape in (
+            ("row_lens", (tables.max_num_reqs,)),
+            ("seq_lens", (batch,)),
+            ("new_ids", (lists, None)),
+            ("num_new_ids", (lists,)),
+        ):
+            if (tensor := getattr(self, name)) is not None:
+                checked_tensor(name, tensor, device, torch.int32, shape)
+        if (self.new_ids is None) != (self.num_new_ids is None):
+            raise InvalidArgument("new_ids, num_new_ids: one is given without the other")
+        if self.new_ids is not None and not self.new_ids.is_contiguous():
+            raise InvalidArgument(f"new_ids: has strides {self.new_ids.stride()}, not contiguous")
+        if (mirror := self.mirror) is not None:
+            is_pinned = isinstance(mirror, torch.Tensor) and mirror.is_pinned()
+            where = mirror.device if is_pinned else device
+            checked_tensor("mirror", mirror, where, torch.int32, (2 + batch,))
+        return (
+            self.lookahead_tokens,
+            address_of(self.row_lens),
+            address_of(self.seq_lens),
+            address_of(self.new_ids),
+            0 if self.new_ids is None else self.new_ids.shape[1],
+            address_of(self.num_new_ids),
+            address_of(self.mirror),
+        )
+
+
 def append_slots(
     pool: Pool,
     tables: BlockTables,
     rows: torch.Tensor,
-    context_lens: torch.Tensor,
+    context_lens: torch.Tensor | None,
     new_tokens: torch.Tensor,
     slot_mapping: torch.Tensor,
     status: torch.Tensor,
@@ -58,6 +119,7 @@ def append_slots(
     num_requests: torch.Tensor | None = None,
     query_start_loc: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
+    options: StepOptions = StepOptions(),
 ) -> AppendedSlots:
     """One step of a batch: request i adds ``new_tokens[i]`` to row ``rows[i]``.
 
@@ -73,12 +135,15 @@ def append_slots(
     requests with one row all but the first are BAD_REQUEST (on the CPU an error). slot_mapping:
     int64 ``[num_groups, max_tokens]``. num_requests: int32 ``[1]``, how many of the batch count.
     Also written where given: query_start_loc, int32 ``[batch + 1]``; positions, int64
-    ``[max_tokens]``.
+    ``[max_tokens]``; what ``options`` name. context_lens is None where they have ``row_lens``.
     """
     _check_pool(pool, tables)
     device = tables.device
     batch = tables._rows("rows", rows)
-    checked_tensor("context_lens", context_lens, device, torch.int32, (batch,))
+    if context_lens is not None or options.row_lens is None:
+        checked_tensor("context_lens", context_lens, device, torch.int32, (batch,))
+    lists = len(tables.groups) if isinstance(pool, SlicedDeviceBlockPool) else 1
+    native_options = options._checked(tables, batch, lists)
     checked_tensor("new_tokens", new_tokens, device, torch.int32, (batch,))
     checked_tensor("status", status, device, torch.int32, (batch,))
     checked_tensor("slot_mapping", slot_mapping, device, torch.int64, (len(tables.groups), None))
@@ -97,7 +162,7 @@ def append_slots(
             max_tokens,
             address_of(num_requests),
             rows.data_ptr(),
-            context_lens.data_ptr(),
+            address_of(context_lens),
             new_tokens.data_ptr(),
             status.data_ptr(),
             slot_mapping.data_ptr(),
@@ -105,6 +170,7 @@ def append_slots(
             address_of(query_start_loc),
             address_of(positions),
             tables._workspace.data_ptr(),
+            native_options,
             stream_of(device),
         )
     return AppendedSlots(slot_mapping, status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -10,6 +11,8 @@ from kvplan._core import InvalidArgument
 
 INT32_END = 2**31
 INT64_END = 2**63
+
+Ids: TypeAlias = torch.Tensor | Sequence[int]
 
 
 def checked_tensor(
@@ -54,7 +57,7 @@ def check_host_values(name: str, tensor: torch.Tensor, low: int, high: int) -> N
 
 def checked_ids(
     name: str,
-    ids: torch.Tensor | Sequence[int],
+    ids: Ids,
     device: torch.device,
     num_blocks: int,
     first: int = 1,
@@ -68,7 +71,7 @@ def checked_ids(
 
 def checked_where_they_are(
     name: str,
-    ids: torch.Tensor | Sequence[int],
+    ids: Ids,
     device: torch.device,
     num_blocks: int,
     first: int = 1,
@@ -92,6 +95,19 @@ def checked_where_they_are(
     ids = ids.to(torch.int64)
     _check_host_ids(name, ids, num_blocks, first)
     return ids.to(torch.int32)
+
+
+def checked_pairs(
+    source_ids: Ids, target_ids: Ids, device: torch.device, num_blocks: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As many sources as targets, where they are."""
+    sources = checked_where_they_are("source_ids", source_ids, device, num_blocks)
+    targets = checked_where_they_are("target_ids", target_ids, device, num_blocks)
+    if sources.shape != targets.shape:
+        raise InvalidArgument(
+            f"target_ids: has {targets.shape[0]} ids, source_ids has {sources.shape[0]}"
+        )
+    return sources, targets
 
 
 def uploaded(ids: torch.Tensor, device: torch.device) -> torch.Tensor:

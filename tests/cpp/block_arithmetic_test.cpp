@@ -7,6 +7,8 @@
 #include <set>
 #include <vector>
 
+#include "device/step.h"
+
 namespace kvplan::cuda {
 namespace {
 

@@ -205,7 +205,7 @@ struct Group {
   int32_t extra = 0;
 };
 
-constexpr uint32_t kSmallTile = 3;  // the workspaces have room for it
+constexpr uint32_t kSmallTile = 4;  // the workspaces have room for it
 
 struct Batch {
   std::vector<int32_t> rows, context_lens, new_tokens;

@@ -492,7 +492,7 @@ struct Table {
   }
 };
 
-constexpr uint32_t kSmallTile = 3;  // the workspaces have room for it
+constexpr uint32_t kSmallTile = 4;  // the workspaces have room for it
 
 struct BatchRun {
   static constexpr int32_t kRows = 7;

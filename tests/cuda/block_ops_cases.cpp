@@ -73,6 +73,8 @@ constexpr int32_t kWidth = 64;
 constexpr int64_t kMaxTokens = 5000;  // all thread blocks take part
 constexpr int64_t kFewTokens = 250;   // one launch does all, and some requests do not fit
 constexpr int32_t kBlocks = 1500;
+constexpr int32_t kFewBlocks = 250;  // not enough in many steps
+constexpr int64_t kNewIds = 40;
 constexpr int32_t kManyRequests = 300;  // most of them padding
 
 /// Pool, tables and a batch on one side.
@@ -80,12 +82,13 @@ struct Side {
   const BlockOps& ops;
   Array<int32_t> free_ids, state, ref_counts, last_use, tables, num_entries, rows, context_lens,
       new_tokens, status, query_starts, row_claims;
+  Array<int32_t> row_lens, seq_lens, new_ids, num_new_ids, mirror;
   Array<int64_t> slots, positions, workspace;
   AppendSlots args;
   ReleaseRows released;
 
   Side(const BlockOps& operations, bool on_device, bool counted, int64_t max_tokens = kMaxTokens,
-       int32_t requests = kRows)
+       int32_t requests = kRows, int32_t blocks = kBlocks)
       : ops(operations),
         free_ids(on_device, kBlocks, 0),
         state(on_device, kPoolStateSize, 0),
@@ -99,10 +102,15 @@ struct Side {
         status(on_device, requests, 0),
         query_starts(on_device, requests + 1, 0),
         row_claims(on_device, kRows, 0),
+        row_lens(on_device, kRows, 0),
+        seq_lens(on_device, requests, 0),
+        new_ids(on_device, size_t{kGroups} * kNewIds, 0),
+        num_new_ids(on_device, kGroups, 0),
+        mirror(on_device, kMirrorSize + requests, 0),
         slots(on_device, static_cast<size_t>(kGroups * max_tokens), 0),
         positions(on_device, static_cast<size_t>(max_tokens), 0),
         workspace(on_device, append_slots_workspace(requests, kGroups), 0) {
-    args.pool = {.num_blocks = kBlocks, .free_ids = free_ids.data(), .state = state.data()};
+    args.pool = {.num_blocks = blocks, .free_ids = free_ids.data(), .state = state.data()};
     if (counted) {
       args.pool.ref_counts = ref_counts.data();
       args.pool.last_use = last_use.data();
@@ -121,6 +129,13 @@ struct Side {
     args.query_starts = query_starts.data();
     args.positions = positions.data();
     args.workspace = workspace.data();
+    args.options = {.lookahead_tokens = 5,
+                    .row_lens = counted ? nullptr : row_lens.data(),
+                    .seq_lens = seq_lens.data(),
+                    .new_ids = new_ids.data(),
+                    .new_ids_stride = kNewIds,
+                    .num_new_ids = num_new_ids.data(),
+                    .mirror = mirror.data()};
     const Window windows[kGroups] = {
         {}, {WindowKind::kSliding, 100}, {WindowKind::kChunked, 128}, {}};
     for (int32_t g = 0; g < kGroups; ++g) {
@@ -144,6 +159,14 @@ struct Side {
   }
 };
 
+void expect_equal_options(const Side& a, const Side& b) {
+  expect(a.row_lens.get() == b.row_lens.get(), "lengths of rows");
+  expect(a.seq_lens.get() == b.seq_lens.get(), "lengths of requests");
+  expect(a.num_new_ids.get() == b.num_new_ids.get(), "numbers of new ids");
+  expect(a.new_ids.get() == b.new_ids.get(), "new ids");
+  expect(a.mirror.get() == b.mirror.get(), "mirror");
+}
+
 void expect_equal(const Side& a, const Side& b) {
   expect(a.state.get() == b.state.get(), "state");
   const int32_t num_free = a.state.get()[kNumFree];
@@ -158,6 +181,7 @@ void expect_equal(const Side& a, const Side& b) {
   expect(a.positions.get() == b.positions.get(), "positions");
   expect(a.query_starts.get() == b.query_starts.get(), "query starts");
   expect(a.row_claims.get() == b.row_claims.get(), "claims");
+  expect_equal_options(a, b);
 }
 
 /// A row without blocks gets those of another one, each with one more holder: a shared prefix.
@@ -175,10 +199,11 @@ void share_row(Side& side, int32_t from, int32_t to) {
   side.num_entries.set(entries);
 }
 
-void random_batches(bool counted, int64_t max_tokens, int32_t requests, int steps) {
+void random_batches(bool counted, int64_t max_tokens, int32_t requests, int steps,
+                    int32_t blocks) {
   std::mt19937 random(counted ? 1 : 2);
-  Side cpu(cpu_block_ops(), false, counted, max_tokens, requests);
-  Side gpu(cuda_block_ops(), true, counted, max_tokens, requests);
+  Side cpu(cpu_block_ops(), false, counted, max_tokens, requests, blocks);
+  Side gpu(cuda_block_ops(), true, counted, max_tokens, requests, blocks);
   std::vector<int32_t> lengths(kRows, 0);
   for (int step = 0; step < steps; ++step) {
     std::vector<int32_t> rows(requests, -1), context(requests, 0), tokens(requests, 1);
@@ -199,6 +224,7 @@ void random_batches(bool counted, int64_t max_tokens, int32_t requests, int step
     for (Side* side : {&cpu, &gpu}) {
       side->rows.set(rows);
       side->context_lens.set(context);
+      side->row_lens.set(lengths);
       side->new_tokens.set(tokens);
       append_slots(side->ops, side->args);
     }
@@ -297,8 +323,8 @@ struct SlicedSide {
   AppendSlices args;
   ReleaseSlicedRows released;
 
-  SlicedSide(const BlockOps& ops, bool on_device, int64_t max_tokens)
-      : tables(ops, on_device, false, max_tokens),
+  SlicedSide(const BlockOps& ops, bool on_device, int64_t max_tokens, int32_t requests = kRows)
+      : tables(ops, on_device, false, max_tokens, requests),
         free_large(on_device, kLarge, 0),
         listed(on_device, kLarge, 0),
         state(on_device, kPoolStateSize + kGroups, 0),
@@ -326,6 +352,7 @@ struct SlicedSide {
     args.slots_stride = tables.args.slots_stride;
     args.query_starts = tables.args.query_starts;
     args.positions = tables.args.positions;
+    args.options = tables.args.options;
     copy_tables(tables.args, released);
     released.pool = pool;
     reset_pool(ops, pool);
@@ -362,12 +389,13 @@ void expect_equal(const SlicedSide& a, const SlicedSide& b) {
   expect(a.tables.slots.get() == b.tables.slots.get(), "slots in slices");
   expect(a.tables.query_starts.get() == b.tables.query_starts.get(), "query starts of slices");
   expect(a.tables.positions.get() == b.tables.positions.get(), "positions in slices");
+  expect_equal_options(a.tables, b.tables);
 }
 
 /// A captured step and release of slices, replayed with other lengths, beside the CPU.
-void sliced_replay(int64_t max_tokens, int steps) {
-  SlicedSide cpu(cpu_block_ops(), false, max_tokens);
-  SlicedSide gpu(cuda_block_ops(), true, max_tokens);
+void sliced_replay(int64_t max_tokens, int32_t requests, int steps) {
+  SlicedSide cpu(cpu_block_ops(), false, max_tokens, requests);
+  SlicedSide gpu(cuda_block_ops(), true, max_tokens, requests);
   cudaStream_t stream;
   check(cudaStreamCreate(&stream), "cudaStreamCreate");
   cudaGraph_t graph;
@@ -377,10 +405,10 @@ void sliced_replay(int64_t max_tokens, int steps) {
   check(cudaStreamEndCapture(stream, &graph), "end");
   check(cudaGraphInstantiate(&step, graph, 0), "instantiate");
   std::mt19937 random(3);
-  std::vector<int32_t> rows(kRows), lengths(kRows, 0);
-  std::iota(rows.begin(), rows.end(), 0);
+  std::vector<int32_t> rows(requests, -1), lengths(requests, 0);  // most may be padding
+  std::iota(rows.begin(), rows.begin() + kRows, 0);
   for (int i = 0; i < steps; ++i) {
-    std::vector<int32_t> tokens(kRows);
+    std::vector<int32_t> tokens(requests);
     for (int32_t r = 0; r < kRows; ++r) {
       tokens[r] =
           std::min(random() % 3 == 0 ? static_cast<int32_t>(random() % 150) : 1, 1000 - lengths[r]);
@@ -390,7 +418,7 @@ void sliced_replay(int64_t max_tokens, int steps) {
     if (i % 4 == 2) std::fill(tokens.begin(), tokens.end(), 0);  // only windows drop blocks
     for (SlicedSide* side : {&cpu, &gpu}) {
       side->tables.rows.set(named);
-      side->tables.context_lens.set(lengths);
+      side->tables.row_lens.set({lengths.begin(), lengths.begin() + kRows});
       side->tables.new_tokens.set(tokens);
     }
     append_slots(cpu.tables.ops, cpu.args);
@@ -398,7 +426,7 @@ void sliced_replay(int64_t max_tokens, int steps) {
     check(cudaStreamSynchronize(stream), "replay of slices");
     expect_equal(cpu, gpu);
     const std::vector<int32_t> status = cpu.tables.status.get();
-    std::vector<int32_t> ended(kRows, -1);
+    std::vector<int32_t> ended(requests, -1);
     for (int32_t r = 0; r < kRows; ++r) {
       if (status[r] == kOk && named[r] == r) lengths[r] += tokens[r];
       if (lengths[r] < 900 && random() % 10 != 0 && i + 1 < steps) continue;
@@ -596,18 +624,28 @@ void tables_alone() {
 
 }  // namespace
 
-void run_block_ops_cases(int replays, int steps) {
-  first_in_a_capture();
+std::vector<std::function<void()>> block_ops_cases(int replays, int steps) {
+  std::vector<std::function<void()>> cases{first_in_a_capture};
   for (const bool counted : {false, true}) {
-    random_batches(counted, kFewTokens, kRows, steps);
-    random_batches(counted, kMaxTokens, kRows, steps);
-    random_batches(counted, kMaxTokens, kManyRequests, steps);
+    const auto add = [&](int64_t max_tokens, int32_t requests, int32_t blocks) {
+      cases.emplace_back([=] { random_batches(counted, max_tokens, requests, steps, blocks); });
+    };
+    add(kFewTokens, kRows, kBlocks);
+    add(kMaxTokens, kRows, kBlocks);
+    add(kMaxTokens, kRows, kFewBlocks);
+    add(kMaxTokens, kManyRequests, kBlocks);
   }
-  sliced_replay(kFewTokens, steps);
-  sliced_replay(kMaxTokens, steps);
-  blocks_alone(steps);
-  slices_alone(steps);
-  tables_alone();
-  zero_and_copy();
-  replay(replays);
+  cases.emplace_back([=] { sliced_replay(kFewTokens, kRows, steps); });
+  cases.emplace_back([=] { sliced_replay(kMaxTokens, kRows, steps); });
+  cases.emplace_back([=] { sliced_replay(kMaxTokens, kManyRequests, steps); });
+  cases.emplace_back([=] { blocks_alone(steps); });
+  cases.emplace_back([=] { slices_alone(steps); });
+  cases.emplace_back(tables_alone);
+  cases.emplace_back(zero_and_copy);
+  cases.emplace_back([=] { replay(replays); });
+  return cases;
+}
+
+void run_block_ops_cases(int replays, int steps) {
+  for (const auto& run : block_ops_cases(replays, steps)) run();
 }

@@ -290,6 +290,195 @@ def sliced_plan():
     return plan
 
 
+class Scheduler:
+    """A scheduler on the device: rows know their lengths, a step says what it took."""
+
+    def __init__(self, device, pool, tables, batch, max_tokens):
+        self.device, self.pool, self.tables, self.batch = device, pool, tables, batch
+        lists = len(tables.groups) if isinstance(pool, kd.SlicedDeviceBlockPool) else 1
+        self.slots = torch.zeros(len(tables.groups), max_tokens, dtype=torch.int64, device=device)
+        self.status = int32([-7] * batch, device)
+        self.lens = int32([0] * tables.max_num_reqs, device)
+        self.seq_lens = int32([-7] * batch, device)
+        self.new_ids = torch.zeros(lists, 8 * batch + 50, dtype=torch.int32, device=device)
+        self.num_new_ids = int32([-7] * lists, device)
+        self.mirror = int32([-7] * (2 + batch), "cpu")
+        if device == "cuda":
+            self.mirror = self.mirror.pin_memory()
+
+    def step(self, rows, new_tokens, lookahead):
+        kd.append_slots(
+            self.pool,
+            self.tables,
+            int32(rows, self.device),
+            None,
+            int32(new_tokens, self.device),
+            self.slots,
+            self.status,
+            options=kd.StepOptions(
+                lookahead_tokens=lookahead,
+                row_lens=self.lens,
+                seq_lens=self.seq_lens,
+                new_ids=self.new_ids,
+                num_new_ids=self.num_new_ids,
+                mirror=self.mirror,
+            ),
+        )
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def release(self, rows):
+        kd.release_requests(self.pool, self.tables, int32(rows, self.device))
+        self.lens[rows] = 0
+
+    def taken(self):
+        return [
+            ids[:n].tolist() for ids, n in zip(self.new_ids, self.num_new_ids.tolist(), strict=True)
+        ]
+
+
+@pytest.mark.parametrize("windowed", [False, True])
+@pytest.mark.parametrize("lookahead", [0, 3, 20])
+@pytest.mark.parametrize("rows", [6, 200])  # one launch, and three
+def test_a_scheduler_on_the_device_takes_what_the_host_manager_takes(
+    device, windowed, lookahead, rows
+):
+    rng = random.Random(lookahead)
+    whole = kvplan.CacheGroup("full_attention", 8)
+    groups = [whole, kvplan.CacheGroup("sliding_window", 8, window=40) if windowed else whole]
+    num_blocks = 60 * rows if windowed else 3 * rows  # windows are dropped before all, or in turn
+
+    def manager():
+        return kvplan.CacheManager(
+            groups, num_blocks=num_blocks, max_model_len=160, enable_caching=False
+        )
+
+    host = manager()
+    pool = kd.DeviceBlockPool(num_blocks, device)
+    window = (WindowKind.SLIDING, 39) if windowed else ()
+    tables = kd.BlockTables([TableGroup(8, 20), TableGroup(8, 20, *window)], rows, device)
+    scheduler = Scheduler(device, pool, tables, rows, 12 * rows)
+    requests, lengths = [host.add_request() for _ in range(rows)], [0] * rows
+    refused = 0
+    for step in range(12 if rows < 100 else 5):
+        order = rng.sample(range(rows), rows)
+        batch = [row if rng.random() < 0.9 else -1 for row in order]
+        new_tokens = [min(rng.choice([1, 1, 11]), 160 - lengths[r]) for r in order]
+        batch = [row if n else -1 for row, n in zip(batch, new_tokens, strict=True)]
+        scheduler.step(batch, new_tokens, lookahead)
+        taken = []
+        status = []
+        for row, n in zip(batch, new_tokens, strict=True):
+            status.append(RequestStatus.OK)
+            if row < 0:
+                continue
+            new = host.allocate(
+                requests[row],
+                n,
+                num_tokens=lengths[row] + n,
+                num_prompt_tokens=lengths[row] + n,
+                num_computed_tokens=lengths[row],
+                num_lookahead_tokens=lookahead,
+            )
+            if new is None:
+                status[-1] = RequestStatus.OUT_OF_BLOCKS
+                refused += 1
+            else:
+                taken += [int(b) for ids in new for b in ids if b]
+                lengths[row] += n
+        assert scheduler.status.tolist() == status
+        assert scheduler.lens.tolist() == lengths
+        ends = [
+            lengths[row] if row >= 0 and s == RequestStatus.OK else 0
+            for row, s in zip(batch, status, strict=True)
+        ]
+        assert scheduler.seq_lens.tolist() == ends
+        (new_ids,) = scheduler.taken()
+        assert len(new_ids) == len(taken)
+        assert windowed or new_ids == taken
+        for row, request in enumerate(requests):
+            for g, ids in enumerate(host.block_ids(request)):
+                got = tables.tables[g][row][: int(tables.num_entries[g][row])].tolist()
+                assert [b > 0 for b in got] == [b > 0 for b in ids.tolist()]
+        assert scheduler.mirror.tolist() == [host.pool.num_free_blocks, 0, *status]
+        if not windowed and step % 3 == 2:  # from an empty pool, so that ids come in one order
+            for request in requests:
+                host.free(request)
+            scheduler.release(list(range(rows)))
+            lengths = [0] * rows
+            assert pool.snapshot().num_free_blocks == host.pool.num_free_blocks
+            pool.reset()
+            host = manager()
+            requests = [host.add_request() for _ in range(rows)]
+    assert windowed or refused > 0
+
+
+def test_reserved_steps_take_no_blocks(device):
+    plan = sliced_plan()
+    pool = kd.pool_for_plan(plan, device)
+    tables = kd.BlockTables.from_plan(plan, 3, device)
+    scheduler = Scheduler(device, pool, tables, 3, 200)
+    scheduler.step([2, 0, -1], [30, 7, 5], 20)
+    held = pool.snapshot().used_block_ids
+    assert [sorted(ids) for ids in scheduler.taken()] == held
+    for _ in range(20):
+        scheduler.step([2, 0, -1], [1, 1, 0], 0)
+        assert scheduler.num_new_ids.tolist() == [0] * len(tables.groups)
+        assert (scheduler.slots[0, :2] > 0).all()
+    assert scheduler.seq_lens.tolist() == [50, 27, 0]
+    num_blocks = pool.num_large_blocks * pool.slices[0]
+    buffer = torch.ones(64 * num_blocks, dtype=torch.int8, device=device)
+    regions = kd.BlockRegions([(0, 64, 64)], num_blocks, 64 * num_blocks, device)
+    scheduler.step([2, 0, -1], [40, 1, 0], 0)
+    kd.zero_blocks(buffer, regions, scheduler.new_ids[0], num_ids=scheduler.num_new_ids[:1])
+    zeroed = (buffer.reshape(-1, 64) == 0).all(1).nonzero().flatten().tolist()
+    assert zeroed == sorted(scheduler.taken()[0]) != []
+
+
+def test_new_ids_beyond_their_list_are_an_error(device):
+    tables = kd.BlockTables([TableGroup(8, 200)], 1, device)
+    for pool in (kd.DeviceBlockPool(500, device), kd.SlicedDeviceBlockPool(500, [1], device)):
+        scheduler = Scheduler(device, pool, tables, 1, 1700)
+        scheduler.new_ids = scheduler.new_ids[:, :5].contiguous()
+        scheduler.step([0], [1500], 0)
+        assert scheduler.num_new_ids.tolist() == [188]
+        assert scheduler.new_ids.tolist() == [[1, 2, 3, 4, 5]]
+        assert pool.snapshot().errors == kd.PoolError.IDS_LEFT_OUT
+        assert scheduler.mirror.tolist() == [311, kd.PoolError.IDS_LEFT_OUT, 0]
+        scheduler.release([0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(lookahead_tokens=-1),
+        dict(row_lens=[0]),
+        dict(seq_lens=[0] * 3),
+        dict(new_ids=[0]),
+        dict(num_new_ids=[0]),
+        dict(mirror=[0]),
+    ],
+)
+def test_bad_options_of_a_step_are_named(device, options):
+    tables = kd.BlockTables([TableGroup(8, 20)], 4, device)
+    pool = kd.DeviceBlockPool(50, device)
+    (name,) = options
+    tensors_of = {k: v if isinstance(v, int) else int32(v, device) for k, v in options.items()}
+    lens = int32([0] * 2, device)
+    with pytest.raises(kvplan.InvalidArgument, match=name):
+        kd.append_slots(
+            pool,
+            tables,
+            int32([0, 1], device),
+            lens,
+            lens,
+            torch.zeros(1, 8, dtype=torch.int64, device=device),
+            lens.clone(),
+            options=kd.StepOptions(**tensors_of),
+        )
+    assert pool.snapshot().num_free_blocks == 49
+
+
 def test_steps_of_a_sliced_plan(device):
     plan = sliced_plan()
     pool = kd.pool_for_plan(plan, device)

@@ -87,11 +87,14 @@ TableSet make_tables(const py::iterable& groups, int32_t num_rows, int32_t cp_si
   return tables;
 }
 
+/// `options`: lookahead tokens, row lengths, lengths after the step, new ids, their stride and
+/// numbers, mirror.
 template <class PoolType>
 void append(const BlockOpsObject& self, const PoolType& pool, const TableSet& tables,
             int32_t max_requests, int64_t max_tokens, Address num_requests, Address rows,
             Address context_lens, Address new_tokens, Address status, Address slots,
             int64_t slots_stride, Address query_starts, Address positions, Address workspace,
+            const std::tuple<int32_t, Address, Address, Address, int64_t, Address, Address>& options,
             Address stream) {
   cuda::AppendSlotsTo<PoolType> a;
   a.pool = pool;
@@ -108,6 +111,14 @@ void append(const BlockOpsObject& self, const PoolType& pool, const TableSet& ta
   a.query_starts = at<int32_t>(query_starts);
   a.positions = at<int64_t>(positions);
   a.workspace = at<int64_t>(workspace);
+  const auto& [lookahead, row_lens, seq_lens, new_ids, stride, num_new_ids, mirror] = options;
+  a.options = {.lookahead_tokens = lookahead,
+               .row_lens = at<int32_t>(row_lens),
+               .seq_lens = at<int32_t>(seq_lens),
+               .new_ids = at<int32_t>(new_ids),
+               .new_ids_stride = stride,
+               .num_new_ids = at<int32_t>(num_new_ids),
+               .mirror = at<int32_t>(mirror)};
   tables.fill(a);
   cuda::append_slots(*self.ops, a, at<void>(stream));
 }

@@ -324,7 +324,8 @@ const char* load_kernels_for(const Pool&) {
 const char* load_kernels_for(const SlicedPool&) {
   return load(allocate_kernel<SlicedPool, AllocateSlices>, release_slices_kernel,
               touch_slices_kernel, append_slots_kernel<AppendSlices>,
-              count_items_kernel<AppendSlices>, admit_kernel<AppendSlices, kTeamThreads>,
+              count_items_kernel<AppendSlices>, admit_kernel<AppendSlices, kFewThreads>,
+              admit_kernel<AppendSlices, kTeamThreads>,
               fill_kernel<AppendSlices>, release_rows_kernel<ReleaseSlicedRows>);
 }
 
@@ -380,11 +381,10 @@ const char* append_slots(const Args& args, void* stream) {
   // A barrier and a sum cost by the warps that take part.
   auto* admit = admit_kernel<Args, kTeamThreads>;
   int threads = kTeamThreads;
-  if constexpr (std::is_same_v<Args, AppendSlots>) {  // slices are looked for in longer lists
-    if (args.max_requests <= kFewThreads) {
-      admit = admit_kernel<Args, kFewThreads>;
-      threads = kFewThreads;
-    }
+  const bool has_list = std::is_same_v<Args, AppendSlices>;  // longer with more groups
+  if (args.max_requests <= kFewThreads && (!has_list || items <= 4 * kFewThreads)) {
+    admit = admit_kernel<Args, kFewThreads>;
+    threads = kFewThreads;
   }
   if (const char* error = launch(admit, dim3(1), threads, stream, step)) return error;
   return launch(fill_kernel<Args>, places, kItemThreads, stream, step);

@@ -45,7 +45,7 @@ class BlockTeam {
       const Sum v = i < n ? value(i) : Sum{};
       Sum total;
       // Its barrier also lies between the last value of these and the first store.
-      const Sum before = exclusive_sum(v, i - thread() % kWarpThreads >= n, total);
+      const Sum before = exclusive_sum(v, n - base, total);
       if (i < n) store(i, sum + before, v);
       sum = sum + total;
     }
@@ -91,11 +91,12 @@ class BlockTeam {
   __device__ static void load(int64_t& sum, const TwoSums& place) { sum = place.first; }
   __device__ static void load(TwoSums& sum, const TwoSums& place) { sum = place; }
 
-  /// The sum of the values of the lanes below and of this one.
+  /// The sum of the values of the lanes below and of this one, of the first `lanes`.
   template <class Sum>
-  __device__ static Sum inclusive_warp_sum(Sum value, int lane) {
+  __device__ static Sum inclusive_warp_sum(Sum value, int lane, int lanes) {
 #pragma unroll
     for (int distance = 1; distance < kWarpThreads; distance *= 2) {
+      if (distance >= lanes) break;
       const Sum below = from_below(value, distance);
       if (lane >= distance) value = value + below;
     }
@@ -103,21 +104,23 @@ class BlockTeam {
   }
 
   /// The sum of the values of the threads below; `total`: of all threads. One barrier, since every
-  /// warp adds up the sums of the warps for itself. `is_empty`: the warp has no values.
+  /// warp adds up the sums of the warps for itself. `count`: the first threads that have a value.
   template <class Sum>
-  __device__ Sum exclusive_sum(const Sum& value, bool is_empty, Sum& total) {
+  __device__ Sum exclusive_sum(const Sum& value, int64_t count, Sum& total) {
     const int lane = thread() % kWarpThreads;
     const int warp = thread() / kWarpThreads;
-    const Sum in_warp = is_empty ? Sum{} : inclusive_warp_sum(value, lane);
+    const int used = count < threads ? static_cast<int>(count) : threads;
+    const int warps = (used + kWarpThreads - 1) / kWarpThreads;
+    const Sum in_warp = warp < warps ? inclusive_warp_sum(value, lane, kWarpThreads) : Sum{};
     TwoSums* const sums = storage_.warp_sums[parity_];
     parity_ ^= 1;
-    if (lane == kWarpThreads - 1) store(sums[warp], in_warp);
+    if (lane == kWarpThreads - 1 && warp < warps) store(sums[warp], in_warp);
     __syncthreads();
-    Sum warps{};
-    if (lane < kTeamWarps) load(warps, sums[lane]);
-    warps = inclusive_warp_sum(warps, lane);
-    total = from_lane(warps, kTeamWarps - 1);
-    const Sum below = from_lane(warps, warp == 0 ? 0 : warp - 1);
+    Sum of_warps{};
+    if (lane < warps) load(of_warps, sums[lane]);
+    of_warps = inclusive_warp_sum(of_warps, lane, warps);
+    total = from_lane(of_warps, warps - 1);
+    const Sum below = from_lane(of_warps, warp == 0 ? 0 : warp - 1);
     return (warp == 0 ? Sum{} : below) + in_warp - value;
   }
 

@@ -31,6 +31,7 @@ Cost cost_of(const Instruction& i) {
       return {wide ? 2.0 : 1.0, 5};
     case Op::kShiftLeft:
     case Op::kShiftRight:
+    case Op::kInsertBits:
       return wide ? Cost{2, 8} : Cost{1, 5};
     case Op::kMin:
     case Op::kMax:

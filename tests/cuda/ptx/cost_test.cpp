@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kvplan/device/cuda_block_ops.h"
@@ -26,9 +27,13 @@ constexpr int32_t kSlicesOfWindowed = 8;
 /// use.
 template <class Args>
 class Batch {
+  static constexpr bool is_sliced = std::is_same_v<Args, AppendSlices>;
+
  public:
-  Batch(int32_t requests, int32_t groups, int32_t windowed, int32_t new_tokens, bool is_full)
-      : width_((kContext + new_tokens + 96) / kBlockSize + 4) {
+  /// `before`: tokens of a step before the one that is counted.
+  Batch(int32_t requests, int32_t groups, int32_t windowed, int32_t new_tokens, bool is_full,
+        int32_t before)
+      : width_((kContext + before + new_tokens + 96) / kBlockSize + 4) {
     args_.num_groups = groups;
     args_.num_rows = args_.max_requests = requests;
     args_.workspace = array<int64_t>(append_slots_workspace(requests, groups));
@@ -53,12 +58,19 @@ class Batch {
     make_pool(args_.pool, requests, groups, windowed);
     reset_pool(cpu_block_ops(), args_.pool);
     fill(requests);
-    args_.max_tokens = args_.slots_stride = int64_t{requests} * new_tokens;
+    args_.max_tokens = args_.slots_stride = int64_t{requests} * std::max(new_tokens, before);
     args_.slots = array<int64_t>(groups * args_.max_tokens);
+    if (before > 0) {
+      std::fill_n(new_tokens_, requests, before);
+      append_slots(cpu_block_ops(), args_);
+      for (int32_t r = 0; r < requests; ++r) context_[r] += before;
+    }
     std::fill_n(new_tokens_, requests, new_tokens);
     if (is_full) {
       int32_t& num_free = args_.pool.state[kNumFree];
-      num_free = std::min(num_free, requests / kBlockSize * groups / 3);
+      // A third of what is needed; of slices, what the groups without a window need.
+      const int32_t needed = requests / kBlockSize * (is_sliced ? groups - windowed : groups);
+      num_free = std::min(num_free, needed / 3);
     }
   }
 
@@ -136,27 +148,30 @@ struct Case {
   bool is_sliced;
   int32_t requests, groups, windowed, new_tokens;
   bool is_full;
-  double limit;  // microseconds
+  double limit;        // microseconds
+  int32_t before = 0;  // tokens of a step before it, whose blocks the windows drop
 };
 
 constexpr Case kCases[] = {
-    {"plain 256 x 4", false, 256, 4, 3, 1, false, 11.5},
+    {"plain 256 x 4", false, 256, 4, 3, 1, false, 11},
     {"plain 256 x 16", false, 256, 16, 12, 1, false, 14},
     {"plain 1024 x 16", false, 1024, 16, 12, 1, false, 14},
     {"plain 1024 x 16, full", false, 1024, 16, 12, 1, true, 25},
-    {"sliced 256 x 4", true, 256, 4, 3, 1, false, 110},
-    {"sliced 256 x 16", true, 256, 16, 12, 1, false, 430},
-    {"sliced 1024 x 16", true, 1024, 16, 12, 1, false, 590},
+    {"sliced 256 x 4", true, 256, 4, 3, 1, false, 20},
+    {"sliced 256 x 16", true, 256, 16, 12, 1, false, 30},
+    {"sliced 1024 x 16", true, 1024, 16, 12, 1, false, 50},
+    {"sliced 256 x 4, full", true, 256, 4, 3, 1, true, 40},
+    {"sliced 1024 x 16, full", true, 1024, 16, 12, 1, true, 95},
     {"chunk of 32768 x 4", false, 1, 4, 0, 32768, false, 14},
-    {"chunk of 32768 x 4, windows", false, 1, 4, 3, 32768, false, 14},
+    {"chunk of 32768 x 4, windows", false, 1, 4, 3, 32768, false, 17, 32768},
 };
 
 ptx::Costs costs_of(const Case& c, int32_t& refused) {
   if (c.is_sliced) {
-    return Batch<AppendSlices>(c.requests, c.groups, c.windowed, c.new_tokens, c.is_full)
+    return Batch<AppendSlices>(c.requests, c.groups, c.windowed, c.new_tokens, c.is_full, c.before)
         .step(refused);
   }
-  return Batch<AppendSlots>(c.requests, c.groups, c.windowed, c.new_tokens, c.is_full)
+  return Batch<AppendSlots>(c.requests, c.groups, c.windowed, c.new_tokens, c.is_full, c.before)
       .step(refused);
 }
 
@@ -174,8 +189,18 @@ void list_lines(const ptx::Costs& costs, size_t count) {
   }
 }
 
-/// Zeroing and copying pages of many layers: bytes moved in the time that their issue slots take at
-/// least. The memory of an H200 moves 4.3 TB/s; instructions must not be what bounds them.
+/// Whether bytes move faster than by an H200's memory, 4.3 TB/s, in the time that the issue slots
+/// take at least: instructions must not be what bounds them.
+bool is_bound_by_memory(const char* what, int64_t size, double bytes, const ptx::Costs& costs) {
+  const double speed = bytes / ptx::issue_microseconds(costs.slots) / 1e6;
+  const bool kept = speed >= 0.8 * 4.3;
+  std::printf("%s %5lld bytes: %7.0f slots, at most %5.2f TB/s%s\n", what,
+              static_cast<long long>(size), costs.slots, speed,
+              kept ? "" : " (below 80 % of 4.3)");
+  return kept;
+}
+
+/// Zeroing and copying pages of many layers.
 bool pages_are_bound_by_memory(int64_t page, bool copies) {
   constexpr int32_t kBlocks = 64;
   constexpr int32_t kRegions = 32;
@@ -197,14 +222,40 @@ bool pages_are_bound_by_memory(int64_t page, bool copies) {
                 {buffer.get(), regions.data(), kRegions, page, 16, kBlocks, n, ids.data()});
   }
   ptx::count_costs(nullptr);
-  const double bytes = static_cast<double>(n * kRegions * page) * (copies ? 2 : 1);
-  const double seconds = ptx::issue_microseconds(costs.slots) * 1e-6;
-  const double speed = bytes / seconds / 1e12;
-  const bool kept = speed >= 0.8 * 4.3;
-  std::printf("%s pages of %5lld bytes: %7.0f slots, at most %5.2f TB/s%s\n",
-              copies ? "copying" : "zeroing", static_cast<long long>(page), costs.slots, speed,
-              kept ? "" : " (below 80 % of 4.3)");
-  return kept;
+  return is_bound_by_memory(copies ? "copying pages of" : "zeroing pages of", page,
+                            static_cast<double>(n * kRegions * page) * (copies ? 2 : 1), costs);
+}
+
+/// The same of gathering tables: 4 bytes read and written an entry.
+bool gathering_is_bound_by_memory() {
+  constexpr int32_t kRequests = 256;
+  constexpr int32_t kGroups = 16;
+  constexpr int32_t kWidth = 256;
+  std::vector<int32_t> rows(kRequests);
+  std::iota(rows.begin(), rows.end(), 0);
+  const auto tables = std::make_unique<int4[]>(size_t{2} * kGroups * kRequests * kWidth / 4);
+  auto* const entries = reinterpret_cast<int32_t*>(tables.get());
+  std::vector<int32_t> num_entries(kRequests, kWidth);
+  GatherTables a;
+  a.num_groups = kGroups;
+  a.num_rows = a.max_requests = kRequests;
+  a.rows = rows.data();
+  for (int32_t g = 0; g < kGroups; ++g) {
+    a.groups[g] = {.table = entries + int64_t{2} * g * kRequests * kWidth,
+                   .num_entries = num_entries.data(),
+                   .row_stride = kWidth,
+                   .width = kWidth,
+                   .block_size = kBlockSize,
+                   .window = {}};
+    a.out[g] = a.groups[g].table + int64_t{kRequests} * kWidth;
+    a.out_stride[g] = kWidth;
+  }
+  ptx::Costs costs;
+  ptx::count_costs(&costs);
+  gather_tables(cuda_block_ops(), a);
+  ptx::count_costs(nullptr);
+  return is_bound_by_memory("gathering tables of", 4 * kWidth,
+                            2.0 * 4 * kGroups * kRequests * kWidth, costs);
 }
 
 }  // namespace
@@ -231,5 +282,6 @@ int main(int argc, char** argv) {
       if (argc == 1) all_kept = pages_are_bound_by_memory(page, copies) && all_kept;
     }
   }
+  if (argc == 1) all_kept = gathering_is_bound_by_memory() && all_kept;
   return all_kept ? 0 : 1;
 }

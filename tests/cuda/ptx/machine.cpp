@@ -359,6 +359,13 @@ class ThreadBlock {
         const uint64_t both = bits(get<uint32_t>(1, lane)) << 32 | get<uint32_t>(0, lane);
         return result(both << (source(2, lane) & 31) >> 32);
       }
+      case Op::kInsertBits: {
+        const auto at = get<uint32_t>(2, lane) & 0xff;
+        const auto count = get<uint32_t>(3, lane) & 0xff;
+        if (at >= 8 * sizeof(T) || count == 0) return result(y);
+        const uint64_t mask = ~uint64_t{0} >> (64 - std::min(count, 64U)) << at;
+        return result((x << at & mask) | (y & ~mask));
+      }
       case Op::kPopulationCount:
         return set(0, lane, bits(std::popcount(static_cast<Unsigned>(a()) + uint64_t{0})));
       case Op::kLeadingZeros:

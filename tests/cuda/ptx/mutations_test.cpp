@@ -11,8 +11,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -63,14 +65,16 @@ void change(ptx::Instruction& i, bool drop) {
   }
 }
 
-/// Runs the cases in another process; true if they pass.
+using Cases = std::vector<std::function<void()>>;
+
+/// Runs cases in another process, changed by `before`; true if they pass.
 template <class Before>
-bool passes(Before before) {
+bool passes(const Cases& cases, Before before) {
   const pid_t child = fork();
   if (child == 0) {
     if (std::freopen("/dev/null", "w", stderr) == nullptr) std::_Exit(2);
     before();
-    run_block_ops_cases(kReplays, kSteps);
+    for (const auto& run : cases) run();
     std::_Exit(0);
   }
   int status = 0;
@@ -78,45 +82,73 @@ bool passes(Before before) {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
+/// An instruction and the cases that reach it: no other can notice a change.
+struct Place {
+  ptx::Instruction* instruction;
+  Cases reaching;
+};
+
+/// Whether one of the instructions of a line is missed.
+bool is_noticed(const std::vector<Place>& places) {
+  return std::any_of(places.begin(), places.end(), [](const Place& place) {
+    ptx::Instruction& i = *place.instruction;
+    const bool is_barrier = i.op == ptx::Op::kBarrier;
+    return !passes(place.reaching, [&] { change(i, is_barrier); }) ||
+           (i.op == ptx::Op::kStore && !passes(place.reaching, [&] { change(i, true); }));
+  });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const size_t every = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
-  run_block_ops_cases(kReplays, kSteps);  // what is reached
-  std::map<std::tuple<std::string, ptx::Op, int, int>, std::vector<ptx::Instruction*>> lines;
+  std::map<std::tuple<std::string, ptx::Op, int, int>, std::vector<Place>> lines;
   for (auto& [name, kernel] : ptx::program().kernels) {
     for (size_t at = 0; at < kernel.code.size(); ++at) {
       ptx::Instruction& i = kernel.code[at];
       if (!can_change(kernel, at)) continue;
-      lines[{i.op == ptx::Op::kBarrier ? "all kernels" : name, i.op, i.file, i.line}].push_back(&i);
+      lines[{i.op == ptx::Op::kBarrier ? "all kernels" : name, i.op, i.file, i.line}].push_back(
+          {&i, {}});
     }
   }
-  size_t number = 0;
-  size_t tried = 0;
-  size_t survived = 0;
-  size_t not_reached = 0;
+  for (const auto& run : block_ops_cases(kReplays, kSteps)) {
+    run();
+    for (auto& [line, places] : lines) {
+      for (Place& place : places) {
+        if (place.instruction->is_reached) place.reaching.push_back(run);
+        place.instruction->is_reached = false;
+      }
+    }
+  }
+  std::vector<std::vector<Place>> reached;
   for (auto& [line, places] : lines) {
-    std::erase_if(places, [](const ptx::Instruction* i) { return !i->is_reached; });
-    if (places.empty()) {
-      ++not_reached;
-      continue;
-    }
-    if (number++ % every != 0) continue;
-    ++tried;
-    if (std::any_of(places.begin(), places.end(), [](ptx::Instruction* i) {
-          const bool is_barrier = i->op == ptx::Op::kBarrier;
-          return !passes([&] { change(*i, is_barrier); }) ||
-                 (i->op == ptx::Op::kStore && !passes([&] { change(*i, true); }));
-        })) {
-      continue;
-    }
-    ++survived;
-    const ptx::Instruction& i = *places[0];
-    std::printf("not found: %s:%d %s, in %s\n", ptx::program().files[i.file].c_str(), i.line,
-                i.text.c_str(), std::get<0>(line).c_str());
-    std::fflush(stdout);
+    std::erase_if(places, [](const Place& place) { return place.reaching.empty(); });
+    if (!places.empty()) reached.push_back(places);
   }
-  std::printf("%zu of %zu lines tried, %zu not found; %zu not reached\n", tried, number, survived,
-              not_reached);
-  return survived == 0 ? 0 : 1;
+  // Every process goes through its share of the lines.
+  const size_t num_processes = std::max(1U, std::thread::hardware_concurrency());
+  std::vector<pid_t> processes;
+  for (size_t p = 0; p < num_processes; ++p) {
+    processes.push_back(fork());
+    if (processes.back() != 0) continue;
+    int missed = 0;
+    for (size_t line = p * every; line < reached.size(); line += num_processes * every) {
+      if (is_noticed(reached[line])) continue;
+      ++missed;
+      const ptx::Instruction& i = *reached[line][0].instruction;
+      std::printf("not found: %s:%d %s\n", ptx::program().files[i.file].c_str(), i.line,
+                  i.text.c_str());
+      std::fflush(stdout);
+    }
+    std::_Exit(missed == 0 ? 0 : 1);
+  }
+  bool all_found = true;
+  for (const pid_t process : processes) {
+    int status = 0;
+    waitpid(process, &status, 0);
+    all_found = all_found && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  }
+  std::printf("%zu lines tried of %zu; %zu not reached\n", (reached.size() + every - 1) / every,
+              reached.size(), lines.size() - reached.size());
+  return all_found ? 0 : 1;
 }

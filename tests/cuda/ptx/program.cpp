@@ -47,7 +47,8 @@ const Names<Op> kArithmetic{{"add", Op::kAdd},          {"sub", Op::kSub},
                             {"max", Op::kMax},          {"shl", Op::kShiftLeft},
                             {"shr", Op::kShiftRight},   {"selp", Op::kSelect},
                             {"cvta", Op::kMove},        {"popc", Op::kPopulationCount},
-                            {"clz", Op::kLeadingZeros}, {"shf", Op::kFunnelShiftLeft}};
+                            {"clz", Op::kLeadingZeros}, {"shf", Op::kFunnelShiftLeft},
+                            {"bfi", Op::kInsertBits}};
 
 std::string trimmed(std::string_view s) {
   while (!s.empty() && std::isspace(static_cast<unsigned char>(s.back())) != 0) s.remove_suffix(1);

@@ -29,6 +29,7 @@ enum class Op : uint8_t {
   kShiftLeft,
   kShiftRight,
   kFunnelShiftLeft,
+  kInsertBits,
   kPopulationCount,
   kLeadingZeros,
   kCompare,

@@ -91,23 +91,6 @@ KVPLAN_HOST_DEVICE constexpr int64_t slot_of(int32_t block_id, int32_t block_siz
   return static_cast<int64_t>(block_id) * block_size + offset;
 }
 
-/// The owner of `item` where owner i has the items `[starts[i], starts[i + 1])`, for
-/// `starts[0] <= item < starts[num_owners]`.
-KVPLAN_HOST_DEVICE constexpr int64_t owner_of(const int64_t* starts, int64_t num_owners,
-                                              int64_t item) {
-  int64_t low = 0;
-  int64_t high = num_owners - 1;
-  while (low < high) {
-    const int64_t middle = (low + high + 1) / 2;
-    if (starts[middle] <= item) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
-
 /// Bytes that a block id names in a buffer: `size` bytes at `offset + id * block_stride`.
 struct BlockRegion {
   int64_t offset = 0;

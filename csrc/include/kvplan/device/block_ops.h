@@ -66,6 +66,26 @@ struct GroupTable {
   bool slot_mapping = true;  ///< false: slots are all `kPadSlot`
 };
 
+/// What a scheduler on the device may want of a step besides. Null or 0: nothing of the kind.
+struct StepOptions {
+  /// A request with new tokens gets blocks also for so many tokens after them, as far as its row has
+  /// room: for drafted tokens, or for as many steps to come.
+  int32_t lookahead_tokens = 0;
+  /// [num_rows] tokens of each row, read in the place of `context_lens`; the new tokens of a request
+  /// that is kOk are added.
+  int32_t* row_lens = nullptr;
+  int32_t* seq_lens = nullptr;  ///< [max_requests] tokens after the step; 0: padding or not kOk
+  /// [lists, new_ids_stride] the blocks that were taken, in one list; of a sliced pool a list for
+  /// each group. `num_new_ids`: [lists]; one above the stride: ids were left out, kIdsLeftOut.
+  int32_t* new_ids = nullptr;
+  int64_t new_ids_stride = 0;
+  int32_t* num_new_ids = nullptr;
+  /// [kMirrorSize + max_requests] free (large) blocks, the pool's errors, then the statuses: in
+  /// memory that the host can read once the step is over.
+  int32_t* mirror = nullptr;
+};
+inline constexpr int32_t kMirrorSize = 2;
+
 /// The step of a batch: request i has `context_lens[i]` tokens in its row and adds
 /// `new_tokens[i]`.
 template <class PoolType>
@@ -78,7 +98,7 @@ struct AppendSlotsTo {
   ContextParallel cp;
   const int32_t* num_requests = nullptr;  ///< [1] or null: all of them
   const int32_t* rows = nullptr;          ///< [max_requests] distinct; -1: padding without blocks
-  const int32_t* context_lens = nullptr;  ///< [max_requests]
+  const int32_t* context_lens = nullptr;  ///< [max_requests]; unused with `options.row_lens`
   const int32_t* new_tokens = nullptr;    ///< [max_requests]
   int32_t* status = nullptr;              ///< [max_requests] `RequestStatus`
   int64_t* slots = nullptr;               ///< [num_groups, slots_stride]; kPadSlot where no state
@@ -90,6 +110,7 @@ struct AppendSlotsTo {
   /// [num_rows], 0 between calls, or null: that rows are distinct is not checked. Of the requests
   /// with one row all but the first are kBadRequest.
   int32_t* row_claims = nullptr;
+  StepOptions options;
 };
 
 using AppendSlots = AppendSlotsTo<Pool>;
@@ -167,7 +188,7 @@ struct RemapBlocks {
   const int32_t* targets = nullptr;  ///< [num_moves]
 };
 
-inline constexpr int32_t kBlockOpsVersion = 3;
+inline constexpr int32_t kBlockOpsVersion = 4;
 
 /// One implementation. `stream` is a cudaStream_t, or null for the default stream; the CPU's runs
 /// at once. Returns null, or why the launch failed.
@@ -197,9 +218,12 @@ struct BlockOps {
 /// The operations on host memory.
 KVPLAN_API const BlockOps& cpu_block_ops() noexcept;
 
+/// What is kept of a group while slices are taken.
+inline constexpr int64_t kGroupWords = 7;
+
 /// Elements of `AllocateSlices::workspace`.
 constexpr int64_t allocate_slices_workspace(int64_t num_requests, int64_t num_groups) {
-  return (num_requests * num_groups + 1) + (3 * num_groups + 1);
+  return (num_requests * num_groups + 1) + (kGroupWords * num_groups + 1);
 }
 
 /// Items (a group of a request) that are added up together.
@@ -208,8 +232,8 @@ inline constexpr int64_t kAppendTileItems = 256;
 /// Elements of `AppendSlots::workspace`, `AppendSlices::workspace` and those of `ReleaseRows`.
 constexpr int64_t append_slots_workspace(int64_t max_requests, int64_t num_groups) {
   const int64_t items = max_requests * num_groups;
-  return 3 * (max_requests + 1) + 3 * items + 2 * ceil_div(items, kAppendTileItems) + 4 +
-         (items + 1) + allocate_slices_workspace(max_requests, num_groups);
+  return 4 * (max_requests + 1) + 4 * items + 2 * ceil_div(items, kAppendTileItems) + 4 +
+         items + allocate_slices_workspace(max_requests, num_groups);
 }
 
 /// Makes all blocks free: the lowest id is handed out first.

@@ -12,6 +12,7 @@ enum PoolError : int32_t {
   kBlockNotInUse = 2,  ///< a block that nobody holds was released or touched (plain pools: only
                        ///< with reference counts)
   kTooManyFree = 4,    ///< more blocks released than the pool has (plain, no reference counts)
+  kIdsLeftOut = 8,     ///< a step took more blocks than its list of new ids has room for
 };
 
 enum PoolStateIndex : int32_t {
@@ -33,7 +34,7 @@ struct Pool {
 };
 
 /// What a sliced pool knows of a large block.
-struct LargeBlock {
+struct alignas(16) LargeBlock {
   int32_t owner;      ///< the group that it belongs to, or -1: it is in the reserve
   int32_t num_used;   ///< slices in use
   int32_t is_listed;  ///< 1: it is in `SlicedPool::listed`
