@@ -1455,7 +1455,8 @@ class BlockOps:
         arg11: int,
         arg12: int,
         arg13: int,
-        arg14: int,
+        arg14: tuple[int, int, int, int, int, int, int],
+        arg15: int,
     ) -> None: ...
     @typing.overload
     def append_slots(
@@ -1474,7 +1475,8 @@ class BlockOps:
         arg11: int,
         arg12: int,
         arg13: int,
-        arg14: int,
+        arg14: tuple[int, int, int, int, int, int, int],
+        arg15: int,
     ) -> None: ...
     def copy_blocks(
         self,

@@ -88,10 +88,10 @@ KVPLAN_STEP inline bool is_long(const SlicedPool& pool, int32_t group, int64_t e
 
 /// Bits of `Admitted::flags`.
 enum AppendFlag : int32_t {
-  kRefused = 1,  ///< a request that was sound by itself is not in this batch
-  kUneven = 2,   ///< requests have different numbers of tokens
-  kLong = 4,     ///< an item is long
-  kNotAll = 8,   ///< the pool has not enough for all requests
+  kRefused = 1,    ///< a request that was sound by itself is not in this batch
+  kUneven = 2,     ///< requests have different numbers of tokens
+  kLong = 4,       ///< an item is long
+  kNotAll = 8,     ///< the pool has not enough for all requests
   kInTables = 16,  ///< the blocks are in the tables already
 };
 
@@ -469,8 +469,8 @@ KVPLAN_STEP void admit_requests(Team& team, const AppendStep<Args>& s, const Sli
       return;
     }
     const int64_t item = d.needed.owner(num_items, i);
-    table_row(a.groups[items.group(item)], a.rows[items.request(item)])
-        [s.ranges[item].begin + (i - d.needed.start(item))] = id;
+    table_row(a.groups[items.group(item)],
+              a.rows[items.request(item)])[s.ranges[item].begin + (i - d.needed.start(item))] = id;
   });
   team.once([&] {
     s.admitted->flags |= (d.total < all ? kNotAll : 0) | (in_tables ? kInTables : 0);

@@ -7,8 +7,8 @@
 // Taking slices of a sliced pool. See steps.h.
 namespace kvplan::cuda {
 
-/// What a batch takes of a group. The rest of its slices, those that fill no whole large block of an
-/// item, come from listed large blocks and then from large blocks that it opens.
+/// What a batch takes of a group. The rest of its slices, those that fill no whole large block of
+/// an item, come from listed large blocks and then from large blocks that it opens.
 struct GroupDemand {
   int64_t start;   ///< number of its first slice, of all of the batch
   int64_t rest;    ///< slices
@@ -57,8 +57,9 @@ struct SliceDemands {
   KVPLAN_STEP int64_t number_of(const SlicedPool& pool, int32_t g, int64_t k) const {
     if (num_whole == 0) return groups[g].start + k;
     const int64_t first = g * num_requests;
-    const int64_t item = first + owner_by([&](uint32_t r) { return rest_before(pool, g, first + r); },
-                                          num_requests, k);
+    const int64_t item =
+        first +
+        owner_by([&](uint32_t r) { return rest_before(pool, g, first + r); }, num_requests, k);
     return groups[g].start + pool.slices[g] * whole_before(g, item + 1) + k;
   }
   KVPLAN_STEP int32_t group_of(int64_t item) const {
@@ -388,7 +389,8 @@ KVPLAN_STEP void take_slices(Team& team, const SlicedPool& pool, const SliceDema
     const auto slices = static_cast<uint32_t>(pool.slices[g]);
     const uint32_t more = static_cast<uint32_t>(slice) / slices;
     block = d.groups[g].opened + more;
-    put_slice(i, g, opened(block), static_cast<int32_t>(static_cast<uint32_t>(slice) - more * slices));
+    put_slice(i, g, opened(block),
+              static_cast<int32_t>(static_cast<uint32_t>(slice) - more * slices));
   };
   const auto mark_opened = [&](int64_t j) {
     int32_t g = 0;
@@ -447,9 +449,8 @@ KVPLAN_STEP void allocate_steps(Team& team, const SlicedPool& pool, const Alloca
   // Its sums go to `starts`.
   d.needed = d.sums = {a.starts, d.sums.tiles, d.sums.shift};
   team.once([&] { d.sums.tiles[0] = 0; });
-  d.total = team.scan(d.num_items(), needed, [&](int64_t item, int64_t before, int64_t) {
-    a.starts[item] = before;
-  });
+  d.total = team.scan(d.num_items(), needed,
+                      [&](int64_t item, int64_t before, int64_t) { a.starts[item] = before; });
   admit_slices(team, pool, d, a.ids_capacity, true, needed,
                [&](int64_t r, int32_t status) { a.status[r] = status; });
   team.once([&] { a.starts[d.num_items()] = d.total; });

@@ -90,12 +90,13 @@ TableSet make_tables(const py::iterable& groups, int32_t num_rows, int32_t cp_si
 /// `options`: lookahead tokens, row lengths, lengths after the step, new ids, their stride and
 /// numbers, mirror.
 template <class PoolType>
-void append(const BlockOpsObject& self, const PoolType& pool, const TableSet& tables,
-            int32_t max_requests, int64_t max_tokens, Address num_requests, Address rows,
-            Address context_lens, Address new_tokens, Address status, Address slots,
-            int64_t slots_stride, Address query_starts, Address positions, Address workspace,
-            const std::tuple<int32_t, Address, Address, Address, int64_t, Address, Address>& options,
-            Address stream) {
+void append(
+    const BlockOpsObject& self, const PoolType& pool, const TableSet& tables, int32_t max_requests,
+    int64_t max_tokens, Address num_requests, Address rows, Address context_lens,
+    Address new_tokens, Address status, Address slots, int64_t slots_stride, Address query_starts,
+    Address positions, Address workspace,
+    const std::tuple<int32_t, Address, Address, Address, int64_t, Address, Address>& options,
+    Address stream) {
   cuda::AppendSlotsTo<PoolType> a;
   a.pool = pool;
   a.max_requests = max_requests;

@@ -12,15 +12,20 @@ namespace {
 
 constexpr int kTileThreads = 256;
 constexpr int kGatherThreads = 256;
+constexpr int kGatherWarps = kGatherThreads / kWarpThreads;
+constexpr int64_t kGatherEntries = 1024;  // of a row that a warp goes through
 // A step of the whole device: one thread block counts a tile.
 constexpr int kItemThreads = kAppendTileItems;
 using ItemTeam = GridTeam<kItemThreads>;
 constexpr int kFewThreads = std::min(256, kTeamThreads / 2);
+constexpr int64_t kTokensOfFewThreads = 8192;
 // Up to here one thread block does all of a step: two more launches cost more than what they save.
 constexpr int64_t kItemsOfOneLaunch = 512;
 constexpr int64_t kSlotsOfOneLaunch = 1024;
 // Enough thread blocks in flight to keep the memory busy.
 constexpr int kBlocksPerMultiprocessor = 8;
+
+__device__ int lane() { return static_cast<int>(threadIdx.x % kWarpThreads); }
 
 template <class PoolType>
 __global__ void __launch_bounds__(kTeamThreads)
@@ -124,28 +129,31 @@ __global__ void __launch_bounds__(kGatherThreads)
   }
 }
 
-/// One thread block a row of one group's table; four entries at a time where both rows allow it.
+/// One warp a piece of a row of one group's table; four entries at a time where both rows allow it.
 __global__ void __launch_bounds__(kGatherThreads)
     gather_tables_kernel(const __grid_constant__ GatherTables args) {
-  const int64_t request = blockIdx.x;
+  const int64_t request = int64_t{blockIdx.x} * kGatherWarps + threadIdx.x / kWarpThreads;
+  if (request >= args.max_requests) return;
   const int32_t group = static_cast<int32_t>(blockIdx.y);
   int32_t* const out = args.out[group] + request * args.out_stride[group];
   const GatheredRow row = gathered_row(args, group, request);
-  int64_t done = 0;
-  if ((reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(row.entries)) %
+  const bool is_aligned =
+      (reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(row.entries)) %
           sizeof(int4) ==
-      0) {
-    const int64_t count = row.count / 4;
-    done = 4 * count;
-    for (int64_t i = threadIdx.x; i < count; i += kGatherThreads) {
+      0;
+  for (int64_t begin = int64_t{blockIdx.z} * kGatherEntries; begin < row.count;
+       begin += int64_t{gridDim.z} * kGatherEntries) {
+    const int64_t end = begin + kGatherEntries < row.count ? begin + kGatherEntries : row.count;
+    const int64_t vectors = is_aligned ? end / 4 : begin / 4;
+    for (int64_t i = begin / 4 + lane(); i < vectors; i += kWarpThreads) {
       int4 v = reinterpret_cast<const int4*>(row.entries)[i];
       v = {row.entry(4 * i, v.x), row.entry(4 * i + 1, v.y), row.entry(4 * i + 2, v.z),
            row.entry(4 * i + 3, v.w)};
       reinterpret_cast<int4*>(out)[i] = v;
     }
-  }
-  for (int64_t j = done + threadIdx.x; j < row.count; j += kGatherThreads) {
-    out[j] = row.entry(j, row.entries[j]);
+    for (int64_t j = 4 * vectors + lane(); j < end; j += kWarpThreads) {
+      out[j] = row.entry(j, row.entries[j]);
+    }
   }
 }
 
@@ -160,8 +168,6 @@ __device__ bool in_pool(int32_t id, int32_t num_blocks) { return id >= 0 && id <
 // Every warp has tiles of its own: what a tile costs besides its bytes is paid once for 32 threads,
 // so that small regions are bound by memory, too.
 constexpr int kTileWarps = kTileThreads / kWarpThreads;
-
-__device__ int lane() { return static_cast<int>(threadIdx.x % kWarpThreads); }
 
 __device__ void report_bad_block(int32_t* errors) {
   if (errors != nullptr && lane() == 0) atomicOr(errors, kBadBlockId);
@@ -325,8 +331,8 @@ const char* load_kernels_for(const SlicedPool&) {
   return load(allocate_kernel<SlicedPool, AllocateSlices>, release_slices_kernel,
               touch_slices_kernel, append_slots_kernel<AppendSlices>,
               count_items_kernel<AppendSlices>, admit_kernel<AppendSlices, kFewThreads>,
-              admit_kernel<AppendSlices, kTeamThreads>,
-              fill_kernel<AppendSlices>, release_rows_kernel<ReleaseSlicedRows>);
+              admit_kernel<AppendSlices, kTeamThreads>, fill_kernel<AppendSlices>,
+              release_rows_kernel<ReleaseSlicedRows>);
 }
 
 template <class PoolType>
@@ -381,8 +387,10 @@ const char* append_slots(const Args& args, void* stream) {
   // A barrier and a sum cost by the warps that take part.
   auto* admit = admit_kernel<Args, kTeamThreads>;
   int threads = kTeamThreads;
-  const bool has_list = std::is_same_v<Args, AppendSlices>;  // longer with more groups
-  if (args.max_requests <= kFewThreads && (!has_list || items <= 4 * kFewThreads)) {
+  // Lists of slices are longer with more groups, and many tokens may leave many blocks to drop.
+  const bool has_list = std::is_same_v<Args, AppendSlices>;
+  if (args.max_requests <= kFewThreads && args.max_tokens <= kTokensOfFewThreads &&
+      (!has_list || items <= 4 * kFewThreads)) {
     admit = admit_kernel<Args, kFewThreads>;
     threads = kFewThreads;
   }
@@ -401,7 +409,13 @@ const char* remap_blocks(const RemapBlocks& args, void* stream) {
 }
 
 const char* gather_tables(const GatherTables& args, void* stream) {
-  const dim3 grid(static_cast<unsigned>(args.max_requests), static_cast<unsigned>(args.num_groups));
+  int64_t widest = 1;
+  for (int32_t g = 0; g < args.num_groups; ++g) {
+    widest = std::max<int64_t>(widest, args.groups[g].width);
+  }
+  const int64_t pieces = std::min<int64_t>(ceil_div(widest, kGatherEntries), 65535);
+  const dim3 grid(static_cast<unsigned>(ceil_div(args.max_requests, kGatherWarps)),
+                  static_cast<unsigned>(args.num_groups), static_cast<unsigned>(pieces));
   return launch(gather_tables_kernel, grid, kGatherThreads, stream, args);
 }
 

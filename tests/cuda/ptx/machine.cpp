@@ -199,6 +199,8 @@ class ThreadBlock {
         return grid_.x;
       case Special::kGridY:
         return grid_.y;
+      case Special::kGridZ:
+        return grid_.z;
     }
     return 0;
   }

@@ -34,10 +34,10 @@ const Names<Atomic> kAtomics{{"add", Atomic::kAdd}, {"or", Atomic::kOr},
                              {"min", Atomic::kMin}, {"max", Atomic::kMax}};
 const Names<Space> kSpaces{
     {"global", Space::kGlobal}, {"shared", Space::kShared}, {"param", Space::kParameter}};
-const Names<Special> kSpecials{{"%tid.x", Special::kThread},   {"%ctaid.x", Special::kBlockX},
-                               {"%ctaid.y", Special::kBlockY}, {"%ctaid.z", Special::kBlockZ},
-                               {"%ntid.x", Special::kThreads}, {"%nctaid.x", Special::kGridX},
-                               {"%nctaid.y", Special::kGridY}, {"%laneid", Special::kLane}};
+const Names<Special> kSpecials{
+    {"%tid.x", Special::kThread},   {"%ctaid.x", Special::kBlockX}, {"%ctaid.y", Special::kBlockY},
+    {"%ctaid.z", Special::kBlockZ}, {"%ntid.x", Special::kThreads}, {"%nctaid.x", Special::kGridX},
+    {"%nctaid.y", Special::kGridY}, {"%nctaid.z", Special::kGridZ}, {"%laneid", Special::kLane}};
 // Instructions of the form `op.type target, sources`.
 const Names<Op> kArithmetic{{"add", Op::kAdd},          {"sub", Op::kSub},
                             {"div", Op::kDiv},          {"rem", Op::kRem},
@@ -154,6 +154,7 @@ class KernelReader {
     if (const auto special = kSpecials.find(s); special != kSpecials.end()) {
       return {Operand::kSpecial, static_cast<int>(special->second), 0};
     }
+    if (s.find('.') != std::string::npos) refuse();  // another special register
     if (s[0] == '%' || s == "tmp") return {Operand::kRegister, register_of(s), 0};
     if (std::isdigit(static_cast<unsigned char>(s[0])) != 0 || s[0] == '-') {
       return {Operand::kImmediate, -1, number(s)};

@@ -60,6 +60,7 @@ enum class Special : uint8_t {
   kThreads,
   kGridX,
   kGridY,
+  kGridZ,
   kLane
 };
 

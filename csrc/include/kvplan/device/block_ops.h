@@ -68,11 +68,11 @@ struct GroupTable {
 
 /// What a scheduler on the device may want of a step besides. Null or 0: nothing of the kind.
 struct StepOptions {
-  /// A request with new tokens gets blocks also for so many tokens after them, as far as its row has
-  /// room: for drafted tokens, or for as many steps to come.
+  /// A request with new tokens gets blocks also for so many tokens after them, as far as its row
+  /// has room: for drafted tokens, or for as many steps to come.
   int32_t lookahead_tokens = 0;
-  /// [num_rows] tokens of each row, read in the place of `context_lens`; the new tokens of a request
-  /// that is kOk are added.
+  /// [num_rows] tokens of each row, read in the place of `context_lens`; the new tokens of a
+  /// request that is kOk are added.
   int32_t* row_lens = nullptr;
   int32_t* seq_lens = nullptr;  ///< [max_requests] tokens after the step; 0: padding or not kOk
   /// [lists, new_ids_stride] the blocks that were taken, in one list; of a sliced pool a list for
@@ -232,8 +232,8 @@ inline constexpr int64_t kAppendTileItems = 256;
 /// Elements of `AppendSlots::workspace`, `AppendSlices::workspace` and those of `ReleaseRows`.
 constexpr int64_t append_slots_workspace(int64_t max_requests, int64_t num_groups) {
   const int64_t items = max_requests * num_groups;
-  return 4 * (max_requests + 1) + 4 * items + 2 * ceil_div(items, kAppendTileItems) + 4 +
-         items + allocate_slices_workspace(max_requests, num_groups);
+  return 4 * (max_requests + 1) + 4 * items + 2 * ceil_div(items, kAppendTileItems) + 4 + items +
+         allocate_slices_workspace(max_requests, num_groups);
 }
 
 /// Makes all blocks free: the lowest id is handed out first.
