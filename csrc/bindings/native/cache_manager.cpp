@@ -111,11 +111,12 @@ py::tuple schedule(CacheManager& manager, const py::object& request_handles,
                    const Ints<"num_in_flight_tokens">& num_in_flight_tokens,
                    Int<"num_lookahead_tokens"> num_lookahead_tokens, const py::object& out) {
   // A copy would take the ids with it.
-  if (!py::isinstance<IdArray>(out) || py::array(out).ndim() != 2 || py::array(out).shape(1) != 4) {
+  const bool is_ids = py::isinstance<IdArray>(out);
+  IdArray appended = is_ids ? py::reinterpret_borrow<IdArray>(out) : IdArray();
+  if (appended.ndim() != 2 || appended.shape(1) != 4) {
     throw py::type_error("appended must be a C-contiguous int32 array of shape (room, 4), got " +
                          py::repr(out).cast<std::string>());
   }
-  IdArray appended(out);
   static_assert(sizeof(AppendedBlock) == 4 * sizeof(BlockId));
   const HandleArray requests = handles(request_handles);
   const StepResult result =

@@ -29,19 +29,22 @@ struct Int {
 /// A row of integers, empty for None, without a copy where it is an int64 array. A fraction or an
 /// unsigned number of 64 bits is a TypeError, not another number.
 struct Int64Row {
-  pybind11::array_t<int64_t, pybind11::array::c_style> array;
+  using Array = pybind11::array_t<int64_t, pybind11::array::c_style>;
+  pybind11::object array;  // an `Array`, or null, where numpy would make an empty one
 
   Int64Row() = default;
   Int64Row(pybind11::handle in, const char* name) {
-    array = decltype(array)::ensure(in);
-    if (array && array.ndim() == 1) return;
+    array = Array::ensure(in);
+    if (array && view().ndim() == 1) return;
     PyErr_Clear();
     throw pybind11::type_error(std::string(name) + " must be a row of 64-bit integers, got " +
                                pybind11::repr(in).cast<std::string>());
   }
   operator std::span<const int64_t>() const {
-    return {array.data(), static_cast<size_t>(array.size())};
+    if (!array) return {};
+    return {view().data(), static_cast<size_t>(view().size())};
   }
+  const Array& view() const { return static_cast<const Array&>(array); }
 };
 
 template <Text kName>
