@@ -484,7 +484,7 @@ class GroupReport:
     def slices(self) -> int:
         """Blocks of this group in one block of the pool."""
     @property
-    def tokens_per_page(self) -> typing.Any:
+    def tokens_per_page(self) -> int | None:
         """Tokens after which the group needs another block; None where it stops growing."""
 
 class WorkerReport:
@@ -565,7 +565,7 @@ class Plan:
     def config(self) -> PlanningConfig:
         """With the fitted length."""
     @property
-    def encoder_tokens_per_request(self) -> typing.Any:
+    def encoder_tokens_per_request(self) -> int | None:
         """
         Encoder tokens that the steady figures charge each request: the config's, or where it has
         none max_num_encoder_input_tokens, as vLLM's formula does. None without cross attention.
@@ -610,7 +610,7 @@ class Plan:
     def num_blocks(self) -> int:
         """Blocks of every worker."""
     @property
-    def prefix_cache_retention_interval(self) -> typing.Any: ...
+    def prefix_cache_retention_interval(self) -> int | None: ...
     @property
     def request_blocks(self) -> int:
         """Blocks of one request, all groups together."""
@@ -690,7 +690,7 @@ class Frontier:
     def reference_model_len(self) -> int:
         """Tokens of the request that the points are priced for."""
     @property
-    def vllm(self) -> typing.Any:
+    def vllm(self) -> GroupingPoint | None:
         """vLLM's own grouping; None where vLLM cannot group the model."""
 
 class SlicedPoint:
@@ -817,7 +817,7 @@ class BlockPool:
         False for the null block and for a boundary that a later one has replaced.
         """
     def check_invariants(self) -> None:
-        """Raises BlockPoolError if the pool contradicts itself. O(num_blocks)."""
+        """Raises BlockPoolError if the pool contradicts itself. O(blocks)."""
     def evict_blocks(self, block_ids: typing.Any) -> None:
         """Drops the hashes of the blocks."""
     def free_block_ids(self) -> numpy.ndarray:
@@ -964,8 +964,8 @@ class SlicedBlockPool:
         replace_existing: bool = False,
     ) -> bool:
         """
-        Makes the boundary after num_tokens tokens of the prefix, inside a block in use,
-        reachable. False for the null block and for a boundary that a later one has replaced.
+        Makes the boundary after num_tokens tokens of the prefix, inside a block, reachable.
+        False for the null block and for a boundary that a later one has replaced.
         """
     def can_allocate(
         self,
@@ -986,7 +986,7 @@ class SlicedBlockPool:
         and pinned.
         """
     def check_invariants(self) -> None:
-        """Raises BlockPoolError if the pool contradicts itself. O(slices)."""
+        """Raises BlockPoolError if the pool contradicts itself. O(blocks)."""
     def evict_blocks(self, block_ids: typing.Any, group_id: int) -> None:
         """Drops the hashes of the blocks."""
     def free_blocks(self, block_ids: typing.Any, group_id: int) -> None:
@@ -1065,7 +1065,7 @@ class SlicedBlockPool:
     def enable_caching(self) -> bool: ...
     @property
     def memory_bytes(self) -> int:
-        """Bytes reserved for records and hash index."""
+        """Bytes reserved for block records and hash index."""
     @property
     def num_cached_hashes(self) -> int: ...
     @property
@@ -1973,7 +1973,7 @@ def slice_words(max_slices: int) -> int:
 
 def sliced_point(
     config: typing.Any, kv_cache_specs: typing.Any, available_memory: typing.Any = None
-) -> typing.Any: ...
+) -> SlicedPoint | None: ...
 def spec_class_names() -> list:
     """The spec classes that kvplan has."""
 

@@ -1,5 +1,5 @@
 #include "bindings/bindings.h"
-#include "bindings/vllm/class_guards.h"
+#include "bindings/native/class_guards.h"
 #include "bindings/vllm/native_types.h"
 
 PYBIND11_MODULE(_core, m) {

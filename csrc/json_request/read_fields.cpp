@@ -126,7 +126,8 @@ Json write_config(const PlanningConfig& config) {
 }
 
 Json write_spec(const KVCacheSpec& spec) {
-  const KVCacheSpec defaults = default_spec(spec.kind);
+  KVCacheSpec defaults = default_spec(spec.kind);
+  if (defaults.head_size_v == -1) defaults.head_size_v = spec.head_size;
   Json::Object out = {{"kind", std::string(class_name(spec.kind))}};
   for_each_field(spec.kind, [&](const auto& field) {
     const bool required = field.use == FieldUse::kRequired;

@@ -52,3 +52,37 @@ inline std::string_view optional_view(const std::optional<py::bytes>& hash) {
 }
 
 }  // namespace kvplan::bindings
+
+namespace pybind11::detail {
+
+/// As `to_ids` reads them; the array lives as long as the call.
+template <>
+class type_caster<std::span<const kvplan::BlockId>> {
+ public:
+  PYBIND11_TYPE_CASTER(std::span<const kvplan::BlockId>, const_name("object"));
+  bool load(handle source, bool) {
+    array_ = kvplan::bindings::to_ids(source);
+    value = kvplan::bindings::span_of(array_);
+    return true;
+  }
+
+ private:
+  kvplan::bindings::IdArray array_;
+};
+
+template <>
+class type_caster<kvplan::PoolGroupId> {
+ public:
+  PYBIND11_TYPE_CASTER(kvplan::PoolGroupId, const_name("int"));
+  bool load(handle source, bool convert) {
+    type_caster<int64_t> number;
+    if (!number.load(source, convert)) return false;
+    value = kvplan::bindings::to_group(static_cast<int64_t>(number));
+    return true;
+  }
+  static handle cast(kvplan::PoolGroupId group, return_value_policy, handle) {
+    return PyLong_FromLong(static_cast<long>(group));
+  }
+};
+
+}  // namespace pybind11::detail

@@ -38,16 +38,11 @@ py::array get_new_blocks(BlockPool& pool, int64_t num_blocks) {
 py::object block_hash(const BlockPool& pool, BlockId block_id) {
   const std::optional<PoolGroupId> group = pool.block_hash_group(block_id);
   if (!group) return py::none();
-  return py::make_tuple(py::bytes(pool.block_hash(block_id)), static_cast<uint16_t>(*group));
+  return py::make_tuple(py::bytes(pool.block_hash(block_id)), *group);
 }
 
-py::array ref_counts(const BlockPool& pool, const py::object& block_ids) {
-  const IdArray ids = to_ids(block_ids);
-  py::array_t<int32_t> counts(ids.size());
-  for (py::ssize_t i = 0; i < ids.size(); ++i) {
-    counts.mutable_data()[i] = pool.ref_count(ids.data()[i]);
-  }
-  return counts;
+py::array ref_counts(const BlockPool& pool, std::span<const BlockId> ids) {
+  return ref_count_array(ids, [&](BlockId id) { return pool.ref_count(id); });
 }
 
 void set_eviction_hook(BlockPool& pool, const std::optional<py::function>& on_eviction) {
@@ -120,8 +115,7 @@ py::str event_repr(const BlockPoolEvent& event) {
 void bind_event(py::module_& m) {
   py::class_<BlockPoolEvent>(m, "BlockPoolEvent", "A change of the prefix cache.")
       .def_property_readonly("kind", &kind_name, "'stored', 'removed', 'cleared' or 'lost'.")
-      .def_property_readonly(
-          "group_id", [](const BlockPoolEvent& e) { return static_cast<uint16_t>(e.group_id); })
+      .def_readonly("group_id", &BlockPoolEvent::group_id)
       .def_readonly("block_size", &BlockPoolEvent::block_size,
                     "Tokens per hash; of a removed one, as its group's were stored last.")
       .def_property_readonly("hashes", &event_hashes, "Hashes without the group id.")
@@ -150,7 +144,7 @@ std::string pool_repr(const BlockPool& pool) {
 void bind_block_pool(py::module_& m) {
   bind_event(m);
   m.attr("MAX_BLOCK_HASH_BYTES") = kMaxBlockHashBytes;
-  py::class_<BlockPool>(m, "BlockPool", R"(Hands out KV cache blocks and finds them by hash.
+  py::class_<BlockPool> pool(m, "BlockPool", R"(Hands out KV cache blocks and finds them by hash.
 
 Block ids are int32 numpy arrays, one call a request; block 0 is the null block, is never handed
 out, and is skipped wherever ids are taken. Order of allocation, eviction and events as in
@@ -161,8 +155,9 @@ calls must not overlap.
 num_blocks: blocks of the pool, the null block included.
 enable_caching: off, freed blocks are reused last in, first out, hashed or not.
 enable_events: queue changes of the prefix cache for take_events().
-max_events: events that wait at most; one more drops them all for one 'lost' event.)")
-      .def(py::init(
+max_events: events that wait at most; one more drops them all for one 'lost' event.)");
+  bind_prefix_cache(pool, py::arg("group_id") = PoolGroupId{0});
+  pool.def(py::init(
                [](int64_t num_blocks, bool enable_caching, bool enable_events, int64_t max_events) {
                  return BlockPool(num_blocks, {.enable_caching = enable_caching,
                                                .enable_events = enable_events,
@@ -174,57 +169,31 @@ max_events: events that wait at most; one more drops them all for one 'lost' eve
       .def_property_readonly("num_free_blocks", &BlockPool::num_free_blocks)
       .def_property_readonly("usage", &BlockPool::usage,
                              "Share of num_blocks - 1 in use; 0 for a pool of one block.")
-      .def_property_readonly("enable_caching", &BlockPool::enable_caching)
-      .def_property_readonly("memory_bytes", &BlockPool::memory_bytes,
-                             "Bytes reserved for block records and hash index.")
-      .def_property_readonly("num_cached_hashes", &BlockPool::num_cached_hashes)
       .def("get_new_blocks", &get_new_blocks, py::arg("num_blocks"),
            "The next free blocks, as int32 array of shape (num_blocks,); all or none.")
-      .def(
-          "touch", [](BlockPool& p, const py::object& ids) { p.touch(span_of(to_ids(ids))); },
-          py::arg("block_ids"), "One more holder for each block.")
-      .def(
-          "free_blocks",
-          [](BlockPool& p, const py::object& ids) { p.free_blocks(span_of(to_ids(ids))); },
-          py::arg("block_ids"),
-          "One holder less for each block. Released blocks become free in the order given:\n"
-          "without a hash at the front of the free list, with a hash at its back.")
+      .def("touch", &BlockPool::touch, py::arg("block_ids"), "One more holder for each block.")
+      .def("free_blocks", &BlockPool::free_blocks, py::arg("block_ids"),
+           "One holder less for each block. Released blocks become free in the order given:\n"
+           "without a hash at the front of the free list, with a hash at its back.")
       .def(
           "unpin_blocks",
-          [](BlockPool& p, const py::object& ids, const py::function& on_reuse) {
-            p.unpin_blocks(span_of(to_ids(ids)), [on_reuse](BlockId id) { on_reuse(id); });
+          [](BlockPool& p, std::span<const BlockId> ids, const py::function& on_reuse) {
+            p.unpin_blocks(ids, [on_reuse](BlockId id) { on_reuse(id); });
           },
           py::arg("block_ids"), py::arg("on_reuse"),
           "Like free_blocks, but always to the back; on_reuse(block_id) is called when a block is\n"
           "handed out again or the prefix cache is reset.")
-      .def(
-          "evict_blocks",
-          [](BlockPool& p, const py::object& ids) { p.evict_blocks(span_of(to_ids(ids))); },
-          py::arg("block_ids"), "Drops the hashes of the blocks.")
-      .def("get_cached_block", &get_cached_block<BlockPool>, py::arg("block_hash"),
-           py::arg("group_ids"),
-           "One block per group, as int32 array, or None if a group has none.")
-      .def("get_cached_prefix", &get_cached_prefix<BlockPool>, py::arg("hashes"),
-           py::arg("group_id") = 0,
-           "Blocks of the longest cached prefix of hashes, as int32 array. hashes: list of bytes,\n"
-           "or uint8 array of shape (n, bytes).")
+      .def("evict_blocks", &BlockPool::evict_blocks, py::arg("block_ids"),
+           "Drops the hashes of the blocks.")
       .def("cache_full_blocks", &cache_full_blocks<BlockPool>, py::arg("block_ids"),
            py::arg("hashes"), py::arg("block_size"), py::kw_only(), py::arg("first_block") = 0,
-           py::arg("group_id") = 0, py::arg("parent_hash") = py::none(),
+           py::arg("group_id") = PoolGroupId{0}, py::arg("parent_hash") = py::none(),
            py::arg("mask") = py::none(),
            "Makes full blocks reachable by their hashes, one per block.\n\n"
            "block_size: tokens. first_block: index of block_ids[0] within the request.\n"
            "parent_hash: hash of the block before. mask: one bool per block, False leaves it out.")
-      .def("cache_partial_block", &cache_partial_block<BlockPool>, py::arg("block_id"),
-           py::arg("block_hash"), py::arg("num_tokens"), py::kw_only(), py::arg("hash_block_size"),
-           py::arg("group_id") = 0, py::arg("parent_hash") = py::none(),
-           py::arg("replace_existing") = false,
-           "Makes the boundary after num_tokens tokens of the prefix, inside a block, reachable.\n"
-           "False for the null block and for a boundary that a later one has replaced.")
       .def("move_block_hashes", &BlockPool::move_block_hashes, py::arg("src"), py::arg("dst"),
            "Re-points all hashes of src to dst, which must have none.")
-      .def("reset_prefix_cache", &BlockPool::reset_prefix_cache,
-           "Forgets everything cached; False, and nothing happens, while a block is in use.")
       .def(
           "set_eviction_hook", &set_eviction_hook, py::arg("on_eviction").none(true),
           "on_eviction(block_ids) is called with cached blocks that are about to be handed out,\n"
@@ -236,14 +205,11 @@ max_events: events that wait at most; one more drops them all for one 'lost' eve
            "at the front, blocks in use at the end: for a restart during which the memory stays.")
       .def("restore_prefix_cache", &restore, py::arg("saved"),
            "Puts what save_prefix_cache returned into a pool without blocks in use or cached.")
-      .def("take_events", &BlockPool::take_events, "Queued events, oldest first.")
       .def("ref_counts", &ref_counts, py::arg("block_ids"), "Holders of each block, int32.")
       .def("block_hash", &block_hash, py::arg("block_id"), "(hash, group_id), or None.")
       .def(
           "free_block_ids", [](const BlockPool& p) { return to_array(p.free_block_ids()); },
           "Free blocks in the order in which they will be handed out, int32.")
-      .def("check_invariants", &BlockPool::check_invariants,
-           "Raises BlockPoolError if the pool contradicts itself. O(num_blocks).")
       .def("__repr__", &pool_repr)
       .def("__len__", &BlockPool::num_blocks);
 }

@@ -1,7 +1,9 @@
+#include <pybind11/stl.h>
+
 #include "bindings/bindings.h"
 #include "bindings/native/planning_config.h"
+#include "bindings/native/session.h"
 #include "bindings/native/short_repr.h"
-#include "bindings/vllm/session.h"
 #include "kvplan/compact.h"
 #include "kvplan/sliced.h"
 
@@ -33,11 +35,7 @@ std::optional<SlicedPoint> compute_sliced_point(py::handle config, py::handle kv
   return sliced_point(session.request(), c);
 }
 
-py::tuple slices_of(const SlicedPoint& p) {
-  py::tuple slices(p.slices.size());
-  for (size_t i = 0; i < p.slices.size(); ++i) slices[i] = p.slices[i];
-  return slices;
-}
+py::tuple slices_of(const SlicedPoint& p) { return py::tuple(py::cast(p.slices)); }
 
 std::string point_repr(const GroupingPoint& p) {
   return ShortRepr("GroupingPoint")
@@ -71,41 +69,32 @@ std::string sliced_repr(const SlicedPoint& p) {
 }  // namespace
 
 void bind_frontier(py::module_& m) {
-  py::class_<GroupingPoint> point(m, "GroupingPoint", "One way to group a model's layers.");
-  const auto number = [&](const char* name, auto member, const char* doc) {
-    point.def_readonly(name, member, doc);
-  };
-  number("num_groups", &GroupingPoint::num_groups, "Groups, and so block tables, of a request.");
-  number("max_layers_per_group", &GroupingPoint::max_layers_per_group,
-         "Layers side by side in the largest group, on one pipeline stage.");
-  number("bytes_per_block", &GroupingPoint::bytes_per_block,
-         "Bytes of a block on the widest pipeline stage.");
-  number("request_blocks", &GroupingPoint::request_blocks,
-         "Blocks of a request of the reference length, all groups together.");
-  number("request_bytes", &GroupingPoint::request_bytes,
-         "Bytes of a request of the reference length, on the widest pipeline stage.");
-  number("min_request_bytes", &GroupingPoint::min_request_bytes,
-         "Bytes of a request of one token: every group pins a block at least.");
-  number("bound_bytes", &GroupingPoint::bound_bytes,
-         "No grouping with as many groups takes fewer bytes than this.");
-  number("is_vllm", &GroupingPoint::is_vllm, "Whether this is vLLM's own grouping.");
-  point.def("__repr__", &point_repr);
+  py::class_<GroupingPoint>(m, "GroupingPoint", "One way to group a model's layers.")
+      .def_readonly("num_groups", &GroupingPoint::num_groups,
+                    "Groups, and so block tables, of a request.")
+      .def_readonly("max_layers_per_group", &GroupingPoint::max_layers_per_group,
+                    "Layers side by side in the largest group, on one pipeline stage.")
+      .def_readonly("bytes_per_block", &GroupingPoint::bytes_per_block,
+                    "Bytes of a block on the widest pipeline stage.")
+      .def_readonly("request_blocks", &GroupingPoint::request_blocks,
+                    "Blocks of a request of the reference length, all groups together.")
+      .def_readonly("request_bytes", &GroupingPoint::request_bytes,
+                    "Bytes of a request of the reference length, on the widest pipeline stage.")
+      .def_readonly("min_request_bytes", &GroupingPoint::min_request_bytes,
+                    "Bytes of a request of one token: every group pins a block at least.")
+      .def_readonly("bound_bytes", &GroupingPoint::bound_bytes,
+                    "No grouping with as many groups takes fewer bytes than this.")
+      .def_readonly("is_vllm", &GroupingPoint::is_vllm, "Whether this is vLLM's own grouping.")
+      .def("__repr__", &point_repr);
 
   py::class_<Frontier>(m, "Frontier", "Groupings of which none beats another in groups and bytes.")
       .def_readonly("reference_model_len", &Frontier::reference_model_len,
                     "Tokens of the request that the points are priced for.")
       .def_property_readonly(
-          "points",
-          [](const Frontier& f) {
-            py::tuple points(f.points.size());
-            for (size_t i = 0; i < f.points.size(); ++i) points[i] = py::cast(f.points[i]);
-            return points;
-          },
+          "points", [](const Frontier& f) { return py::tuple(py::cast(f.points)); },
           "GroupingPoint objects, fewest groups first.")
-      .def_property_readonly(
-          "vllm",
-          [](const Frontier& f) { return f.vllm ? py::cast(*f.vllm) : py::object(py::none()); },
-          "vLLM's own grouping; None where vLLM cannot group the model.")
+      .def_readonly("vllm", &Frontier::vllm,
+                    "vLLM's own grouping; None where vLLM cannot group the model.")
       .def_property_readonly(
           "chosen", [](const Frontier& f) { return f.points.at(f.chosen); },
           "The point that planning with this configuration takes.")
@@ -115,35 +104,28 @@ void bind_frontier(py::module_& m) {
                     "Whether every point is proven to be the best for its number of groups.")
       .def("__repr__", &frontier_repr);
 
-  py::class_<SlicedPoint> sliced(m, "SlicedPoint",
-                                 "One group a kind of cache, and the slices of the pool's blocks.");
-  const auto sliced_number = [&](const char* name, auto member, const char* doc) {
-    sliced.def_readonly(name, member, doc);
-  };
-  sliced_number("num_groups", &SlicedPoint::num_groups, "Groups: one for each kind of cache.");
-  sliced_number("max_layers_per_group", &SlicedPoint::max_layers_per_group,
-                "Layers side by side in the largest group, on one pipeline stage.");
-  sliced_number("bytes_per_block", &SlicedPoint::bytes_per_block,
-                "Bytes of a block of the pool on the widest pipeline stage.");
-  sliced_number("request_bytes", &SlicedPoint::request_bytes,
-                "Bytes of the slices that a request of the reference length holds, on the widest "
-                "pipeline stage.");
-  sliced_number("request_blocks", &SlicedPoint::request_blocks,
-                "Whole blocks of the pool that a request of max_model_len tokens takes by itself.");
-  sliced_number("min_request_bytes", &SlicedPoint::min_request_bytes,
-                "Bytes of the slices of a request of one token.");
-  sliced_number("exact", &SlicedPoint::exact,
-                "Whether no other slices of these groups are cheaper.");
-  sliced.def_property_readonly("slices", &slices_of, "Slices of each group, in group order.")
+  py::class_<SlicedPoint>(m, "SlicedPoint",
+                          "One group a kind of cache, and the slices of the pool's blocks.")
+      .def_readonly("num_groups", &SlicedPoint::num_groups, "Groups: one for each kind of cache.")
+      .def_readonly("max_layers_per_group", &SlicedPoint::max_layers_per_group,
+                    "Layers side by side in the largest group, on one pipeline stage.")
+      .def_readonly("bytes_per_block", &SlicedPoint::bytes_per_block,
+                    "Bytes of a block of the pool on the widest pipeline stage.")
+      .def_readonly(
+          "request_bytes", &SlicedPoint::request_bytes,
+          "Bytes of the slices that a request of the reference length holds, on the widest "
+          "pipeline stage.")
+      .def_readonly(
+          "request_blocks", &SlicedPoint::request_blocks,
+          "Whole blocks of the pool that a request of max_model_len tokens takes by itself.")
+      .def_readonly("min_request_bytes", &SlicedPoint::min_request_bytes,
+                    "Bytes of the slices of a request of one token.")
+      .def_readonly("exact", &SlicedPoint::exact,
+                    "Whether no other slices of these groups are cheaper.")
+      .def_property_readonly("slices", &slices_of, "Slices of each group, in group order.")
       .def("__repr__", &sliced_repr);
-  m.def(
-      "sliced_point",
-      [](py::handle config, py::handle kv_cache_specs, py::handle available_memory) {
-        const std::optional<SlicedPoint> found =
-            compute_sliced_point(config, kv_cache_specs, available_memory);
-        return found ? py::cast(*found) : py::object(py::none());
-      },
-      py::arg("config"), py::arg("kv_cache_specs"), py::arg("available_memory") = py::none());
+  m.def("sliced_point", &compute_sliced_point, py::arg("config"), py::arg("kv_cache_specs"),
+        py::arg("available_memory") = py::none());
 
   m.attr("DEFAULT_MAX_GROUPS") = kDefaultMaxGroups;
   m.attr("GROUP_PRICE") = kGroupPrice;

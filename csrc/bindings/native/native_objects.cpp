@@ -1,5 +1,5 @@
+#include "bindings/native/object_model.h"
 #include "bindings/native/spec_object.h"
-#include "bindings/vllm/object_model.h"
 
 namespace py = pybind11;
 

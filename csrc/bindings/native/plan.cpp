@@ -9,8 +9,8 @@
 #include "bindings/native/field_conversion.h"
 #include "bindings/native/plan_object.h"
 #include "bindings/native/planning_config.h"
+#include "bindings/native/session.h"
 #include "bindings/native/short_repr.h"
-#include "bindings/vllm/session.h"
 #include "kvplan/errors.h"
 #include "kvplan/plan_pool.h"
 #include "kvplan/report.h"
@@ -95,6 +95,10 @@ py::object prefix_hits(const PlanObject& self) {
   return py::make_tuple(unit->tokens, unit->shortest_prompt, py::tuple(py::cast(unit->blocks)));
 }
 
+const char* name_of(Notice::Level level) {
+  return level == Notice::Level::kWarning ? "warning" : "info";
+}
+
 py::list warnings(const PlanObject& self) {
   py::list list;
   for (const Notice& n : self.plan.notices) {
@@ -106,7 +110,7 @@ py::list warnings(const PlanObject& self) {
 py::list notices(const PlanObject& self) {
   py::list list;
   for (const Notice& n : self.plan.notices) {
-    list.append(py::make_tuple(n.level == Notice::Level::kWarning ? "warning" : "info", n.message));
+    list.append(py::make_tuple(name_of(n.level), n.message));
   }
   return list;
 }
@@ -146,11 +150,6 @@ py::object pool_of(const PlanObject& self, bool enable_caching, bool enable_even
       make_pool(plan, {.enable_caching = enable_caching, .enable_events = enable_events}));
 }
 
-py::object retention_interval(const Plan& plan) {
-  const std::optional<int64_t>& interval = plan.config.prefix_cache_retention_interval;
-  return interval ? py::object(py::int_(*interval)) : py::object(py::none());
-}
-
 /// Made by setting attributes, as `__init__` would; tensors and groups are built when first read.
 py::list kv_cache_configs(py::object self) {
   static const py::handle type =
@@ -159,7 +158,7 @@ py::list kv_cache_configs(py::object self) {
   const Plan& plan = self.cast<const PlanObject&>().plan;
   py::dict common;
   common["num_blocks"] = plan.num_blocks;
-  common["prefix_cache_retention_interval"] = retention_interval(plan);
+  common["prefix_cache_retention_interval"] = py::cast(plan.config.prefix_cache_retention_interval);
   common["max_model_len"] = plan.config.max_model_len;
   std::vector<py::object> replicas;
   for (const StagePlan& s : plan.stages) replicas.push_back(py::int_(s.kv_tp_replicas));
@@ -287,13 +286,8 @@ void bind_plan(py::module_& m) {
       "max_safe_block_id_elements",
       [](const GroupReportObject& g) { return g.report.safe_block_ids.elements; },
       "The largest of this group's block ids whose page begins below element 2**31.");
-  group.def_property_readonly(
-      "tokens_per_page",
-      [](const GroupReportObject& g) -> py::object {
-        return g.report.tokens_per_page ? py::object(py::int_(*g.report.tokens_per_page))
-                                        : py::none();
-      },
-      "Tokens after which the group needs another block; None where it stops growing.");
+  number("tokens_per_page", &GroupReport::tokens_per_page,
+         "Tokens after which the group needs another block; None where it stops growing.");
 
   py::class_<WorkerReportObject> worker(m, "WorkerReport", "What one worker has and needs.");
   worker
@@ -362,7 +356,8 @@ void bind_plan(py::module_& m) {
       "usable_blocks", [](const Plan& p) { return p.num_blocks - 1; },
       "Blocks without the null block.");
   from_plan(
-      "prefix_cache_retention_interval", [](const Plan& p) { return retention_interval(p); }, "");
+      "prefix_cache_retention_interval",
+      [](const Plan& p) { return p.config.prefix_cache_retention_interval; }, "");
   from_plan(
       "max_safe_block_id_bytes", [](const Plan& p) { return safe_block_ids(p).bytes; },
       "The largest block id whose page begins below byte 2**31.");
@@ -390,14 +385,9 @@ void bind_plan(py::module_& m) {
   room("steady_concurrency", &Capacity::steady_concurrency,
        "Requests at once when in-flight tokens are counted once per engine.");
   room("steady_capacity_tokens", &Capacity::steady_tokens, "Tokens of that many requests.");
-  cls.def_property_readonly(
-      "encoder_tokens_per_request",
-      [](PlanObject& self) -> py::object {
-        const std::optional<int64_t>& tokens = self.room().encoder_tokens_per_request;
-        return tokens ? py::object(py::int_(*tokens)) : py::none();
-      },
-      "Encoder tokens that the steady figures charge each request: the config's, or where it has\n"
-      "none max_num_encoder_input_tokens, as vLLM's formula does. None without cross attention.");
+  room("encoder_tokens_per_request", &Capacity::encoder_tokens_per_request,
+       "Encoder tokens that the steady figures charge each request: the config's, or where it has\n"
+       "none max_num_encoder_input_tokens, as vLLM's formula does. None without cross attention.");
   cls.def_property_readonly("groups", &group_reports, "A GroupReport for each group.")
       .def_property_readonly("workers", &worker_reports, "A WorkerReport for each worker.")
       .def_property_readonly("warnings", &warnings, "What a log would warn of.")

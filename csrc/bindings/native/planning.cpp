@@ -7,8 +7,8 @@
 #include "bindings/bindings.h"
 #include "bindings/native/field_conversion.h"
 #include "bindings/native/planning_config.h"
+#include "bindings/native/session.h"
 #include "bindings/native/spec_object.h"
-#include "bindings/vllm/session.h"
 #include "kvplan/plan.h"
 #include "kvplan/report.h"
 

@@ -6,7 +6,9 @@
 
 #include "bindings/bindings.h"
 #include "bindings/native/config_field.h"
+#include "bindings/native/json_object.h"
 #include "bindings/native/unknown_fields.h"
+#include "json_request/read_fields.h"
 #include "kvplan/errors.h"
 #include "planning/config_fields.h"
 
@@ -37,26 +39,28 @@ py::object write_config_field(const std::vector<KernelBlockSize>& value, std::st
   return list;
 }
 
-py::dict fields_of(const PlanningConfig& config, bool compact) {
-  const PlanningConfig defaults;
-  py::dict fields;
-  for_each_config_field([&](const auto& field) {
-    const auto& value = config.*field.member;
-    if (compact && value == defaults.*field.member) return;
-    fields[field.name] = write_config_field(value, field.name);
-  });
-  return fields;
+/// Those that are not at their defaults.
+py::dict fields_of(const PlanningConfig& config) {
+  return json_object(json_request::write_config(config));
 }
 
 PlanningConfig replace(const PlanningConfig& self, const py::kwargs& changes) {
-  py::dict fields = fields_of(self, false);
-  for (const auto& item : changes) fields[item.first] = item.second;
-  return make_planning_config(fields);
+  PlanningConfig changed = self;
+  set_planning_config(changed, changes);
+  validate(changed);
+  return changed;
+}
+
+bool same(const PlanningConfig& a, const PlanningConfig& b) {
+  bool all = true;
+  for_each_config_field(
+      [&](const auto& field) { all = all && a.*field.member == b.*field.member; });
+  return all;
 }
 
 std::string repr(const PlanningConfig& self) {
   std::string s = "PlanningConfig(";
-  for (const auto& item : fields_of(self, true)) {
+  for (const auto& item : fields_of(self)) {
     if (s.back() != '(') s += ", ";
     s += item.first.cast<std::string>() + "=" + py::repr(item.second).cast<std::string>();
   }
@@ -130,21 +134,18 @@ void bind_planning_config(py::module_& m) {
       return write_config_field(self.*field.member, field.name);
     });
   });
-  cls.def(
-         "to_dict", [](const PlanningConfig& self) { return fields_of(self, true); },
-         "The fields that are not at their defaults.")
+  cls.def("to_dict", &fields_of, "The fields that are not at their defaults.")
       .def("replace", &replace, "A copy with the given fields changed.")
       .def("__repr__", &repr)
       .def("__eq__",
            [](const PlanningConfig& self, py::handle other) {
              return py::isinstance<PlanningConfig>(other) &&
-                    fields_of(self, false)
-                        .equal(fields_of(other.cast<const PlanningConfig&>(), false));
+                    same(self, other.cast<const PlanningConfig&>());
            })
       .def("__hash__", [](const PlanningConfig& self) { return py::hash(py::str(repr(self))); })
       .def("__reduce__", [](const PlanningConfig& self) -> py::tuple {
         return py::make_tuple(py::module_::import("kvplan._core").attr("_restore_config"),
-                              py::make_tuple(fields_of(self, true)));
+                              py::make_tuple(fields_of(self)));
       });
   m.def("_restore_config", [](const py::dict& fields) { return make_planning_config(fields); });
 }

@@ -4,6 +4,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/native/field_conversion.h"
+#include "bindings/native/json_object.h"
 #include "bindings/native/spec_object.h"
 #include "json_request/place.h"
 #include "json_request/read_request.h"
@@ -51,7 +52,7 @@ Json as_json(py::handle in, const Place& place, int depth = 0) {
 }
 
 py::tuple read_request(py::handle document) {
-  const JsonRequest read = json_request::read_request(as_json(document, Place()));
+  const JsonRequest read = json_request::read_request(json_value(document));
   const PlanRequest& request = read.request;
   py::list specs;
   for (size_t i = 0; i < request.specs().size(); ++i) {
@@ -74,6 +75,29 @@ py::tuple read_request(py::handle document) {
 }
 
 }  // namespace
+
+py::object json_object(const Json& value) {
+  return value.visit([](const auto& v) -> py::object {
+    using T = std::remove_cvref_t<decltype(v)>;
+    if constexpr (std::is_same_v<T, Json::Array>) {
+      py::list list;
+      for (const Json& element : v) list.append(json_object(element));
+      return list;
+    } else if constexpr (std::is_same_v<T, Json::Object>) {
+      py::dict dict;
+      for (const auto& [name, member] : v) dict[py::str(name)] = json_object(member);
+      return dict;
+    } else if constexpr (std::is_same_v<T, std::monostate>) {
+      return py::none();
+    } else if constexpr (std::is_same_v<T, json_request::HugeInteger>) {
+      return py::int_(py::str(v.digits));
+    } else {
+      return py::cast(v);
+    }
+  });
+}
+
+Json json_value(py::handle object) { return as_json(object, Place()); }
 
 void bind_request(py::module_& m) {
   m.def("read_request", &read_request, py::arg("document"),

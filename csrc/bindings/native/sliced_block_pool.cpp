@@ -18,8 +18,7 @@
 namespace kvplan::bindings {
 namespace {
 
-py::array get_new_slices(SlicedBlockPool& pool, int64_t num_blocks, int64_t group_id) {
-  const PoolGroupId group = to_group(group_id);
+py::array get_new_slices(SlicedBlockPool& pool, int64_t num_blocks, PoolGroupId group) {
   // A request that is refused is refused before an array is made for it.
   if (num_blocks < 0 || num_blocks > pool.num_free_blocks(group)) {
     pool.get_new_blocks(group, num_blocks);
@@ -136,32 +135,28 @@ py::object make_room(SlicedBlockPool& pool, const std::vector<int64_t>& num_new,
   return result;
 }
 
-py::array slice_ref_counts(const SlicedBlockPool& pool, const py::object& block_ids,
-                           int64_t group_id) {
-  const IdArray ids = to_ids(block_ids);
-  py::array_t<int32_t> counts(ids.size());
-  for (py::ssize_t i = 0; i < ids.size(); ++i) {
-    counts.mutable_data()[i] = pool.ref_count(to_group(group_id), ids.data()[i]);
-  }
-  return counts;
+py::array slice_ref_counts(const SlicedBlockPool& pool, std::span<const BlockId> ids,
+                           PoolGroupId group) {
+  return ref_count_array(ids, [&](BlockId id) { return pool.ref_count(group, id); });
 }
 
-py::object slice_hash(const SlicedBlockPool& pool, BlockId block_id, int64_t group_id) {
-  const std::string_view hash = pool.block_hash(to_group(group_id), block_id);
+py::object slice_hash(const SlicedBlockPool& pool, BlockId block_id, PoolGroupId group) {
+  const std::string_view hash = pool.block_hash(group, block_id);
   if (hash.empty()) return py::none();
   return py::bytes(hash.data(), hash.size());
+}
+
+/// Blocks come before their group in Python.
+auto with_blocks_first(void (SlicedBlockPool::*method)(PoolGroupId, std::span<const BlockId>)) {
+  return [method](SlicedBlockPool& pool, std::span<const BlockId> ids, PoolGroupId group) {
+    (pool.*method)(group, ids);
+  };
 }
 
 std::vector<int64_t> slices(const SlicedBlockPool& pool) {
   std::vector<int64_t> result;
   for (int64_t g = 0; g < pool.num_groups(); ++g) result.push_back(pool.slices(to_group(g)));
   return result;
-}
-
-std::optional<int64_t> owner(const SlicedBlockPool& pool, int64_t large_id) {
-  const std::optional<PoolGroupId> group = pool.owner(large_id);
-  if (!group) return std::nullopt;
-  return static_cast<int64_t>(*group);
 }
 
 std::string sliced_pool_repr(const SlicedBlockPool& pool) {
@@ -176,7 +171,7 @@ std::string sliced_pool_repr(const SlicedBlockPool& pool) {
 }  // namespace
 
 void bind_sliced_block_pool(py::module_& m) {
-  py::class_<SlicedBlockPool>(
+  py::class_<SlicedBlockPool> cls(
       m, "SlicedBlockPool",
       R"(Hands out the blocks of a plan with grouping="sliced" and finds them by hash.
 
@@ -196,20 +191,21 @@ max_events: events that wait at most; one more drops them all for one 'lost' eve
 own_first_above: share of the pool, 0 to 1. When no large block is empty, a group with more bytes
 than that free in its partly used large blocks reuses what is cached there before it empties
 another large block. The smaller, the fuller the pool gets; the larger, the longer the prefix
-cache remembers.)")
-      .def(py::init([](int64_t num_large_blocks, const std::vector<int64_t>& slices,
-                       bool enable_caching, bool enable_events, int64_t max_events,
-                       double own_first_above) {
-             return SlicedBlockPool(num_large_blocks, slices,
-                                    {.enable_caching = enable_caching,
-                                     .enable_events = enable_events,
-                                     .max_events = max_events,
-                                     .own_first_above = own_first_above});
-           }),
-           py::arg("num_large_blocks"), py::arg("slices"), py::kw_only(),
-           py::arg("enable_caching") = true, py::arg("enable_events") = false,
-           py::arg("max_events") = SlicedBlockPoolOptions{}.max_events,
-           py::arg("own_first_above") = SlicedBlockPoolOptions{}.own_first_above)
+cache remembers.)");
+  bind_prefix_cache(cls, py::arg("group_id"));
+  cls.def(py::init([](int64_t num_large_blocks, const std::vector<int64_t>& slices,
+                      bool enable_caching, bool enable_events, int64_t max_events,
+                      double own_first_above) {
+            return SlicedBlockPool(num_large_blocks, slices,
+                                   {.enable_caching = enable_caching,
+                                    .enable_events = enable_events,
+                                    .max_events = max_events,
+                                    .own_first_above = own_first_above});
+          }),
+          py::arg("num_large_blocks"), py::arg("slices"), py::kw_only(),
+          py::arg("enable_caching") = true, py::arg("enable_events") = false,
+          py::arg("max_events") = SlicedBlockPoolOptions{}.max_events,
+          py::arg("own_first_above") = SlicedBlockPoolOptions{}.own_first_above)
       .def_property_readonly("num_large_blocks", &SlicedBlockPool::num_large_blocks)
       .def_property_readonly("num_groups", &SlicedBlockPool::num_groups)
       .def_property_readonly("slices", &slices, "Slices of a large block, for each group.")
@@ -226,30 +222,12 @@ cache remembers.)")
                              "Share of num_large_blocks - 1 with a slice in use.")
       .def_property_readonly("slice_usage", &SlicedBlockPool::slice_usage,
                              "Share of the bytes of num_large_blocks - 1 in slices in use.")
-      .def_property_readonly("enable_caching", &SlicedBlockPool::enable_caching)
-      .def_property_readonly("memory_bytes", &SlicedBlockPool::memory_bytes,
-                             "Bytes reserved for records and hash index.")
-      .def_property_readonly("num_cached_hashes", &SlicedBlockPool::num_cached_hashes)
-      .def(
-          "num_blocks",
-          [](const SlicedBlockPool& p, int64_t group_id) {
-            return p.num_blocks(to_group(group_id));
-          },
-          py::arg("group_id"),
-          "Ids of the group: num_large_blocks * slices, the null block's among them.")
-      .def(
-          "num_free_blocks",
-          [](const SlicedBlockPool& p, int64_t group_id) {
-            return p.num_free_blocks(to_group(group_id));
-          },
-          py::arg("group_id"), "Blocks that the group could get if no other group took any.")
-      .def(
-          "num_used_blocks",
-          [](const SlicedBlockPool& p, int64_t group_id) {
-            return p.num_used_blocks(to_group(group_id));
-          },
-          py::arg("group_id"))
-      .def("owner", &owner, py::arg("large_id"),
+      .def("num_blocks", &SlicedBlockPool::num_blocks, py::arg("group_id"),
+           "Ids of the group: num_large_blocks * slices, the null block's among them.")
+      .def("num_free_blocks", &SlicedBlockPool::num_free_blocks, py::arg("group_id"),
+           "Blocks that the group could get if no other group took any.")
+      .def("num_used_blocks", &SlicedBlockPool::num_used_blocks, py::arg("group_id"))
+      .def("owner", &SlicedBlockPool::owner, py::arg("large_id"),
            "The group that a large block belongs to; None in the reserve and for large block 0.")
       .def("can_allocate", &can_allocate, py::arg("num_new"), py::arg("found") = py::none(),
            "Whether allocate() would succeed; exact, in O(groups + blocks found).")
@@ -284,55 +262,33 @@ writes blocks handed out from now on. The copies of one call may run in any orde
 every source and destination occurs once, and none is both. Those of two calls keep their order.)")
       .def("get_new_blocks", &get_new_slices, py::arg("num_blocks"), py::arg("group_id"),
            "New blocks of the group, as int32 array of shape (num_blocks,); all or none.")
-      .def(
-          "touch",
-          [](SlicedBlockPool& p, const py::object& ids, int64_t group_id) {
-            p.touch(to_group(group_id), span_of(to_ids(ids)));
-          },
-          py::arg("block_ids"), py::arg("group_id"),
-          "One more holder for each block, which must have a holder or a hash, or be unpinned.")
-      .def(
-          "free_blocks",
-          [](SlicedBlockPool& p, const py::object& ids, int64_t group_id) {
-            p.free_blocks(to_group(group_id), span_of(to_ids(ids)));
-          },
-          py::arg("block_ids"), py::arg("group_id"),
-          "One holder less for each block. Within a large block, cached slices that become free\n"
-          "are evicted in the order given.")
+      .def("touch", with_blocks_first(&SlicedBlockPool::touch), py::arg("block_ids"),
+           py::arg("group_id"),
+           "One more holder for each block, which must have a holder or a hash, or be unpinned.")
+      .def("free_blocks", with_blocks_first(&SlicedBlockPool::free_blocks), py::arg("block_ids"),
+           py::arg("group_id"),
+           "One holder less for each block. Within a large block, cached slices that become free\n"
+           "are evicted in the order given.")
       .def(
           "unpin_blocks",
-          [](SlicedBlockPool& p, const py::object& ids, const py::function& on_reuse,
-             int64_t group_id) {
-            p.unpin_blocks(to_group(group_id), span_of(to_ids(ids)),
-                           [on_reuse](PoolGroupId group, BlockId id) {
-                             on_reuse(id, static_cast<uint16_t>(group));
-                           });
+          [](SlicedBlockPool& p, std::span<const BlockId> ids, const py::function& on_reuse,
+             PoolGroupId group) {
+            p.unpin_blocks(group, ids,
+                           [on_reuse](PoolGroupId of, BlockId id) { on_reuse(id, of); });
           },
           py::arg("block_ids"), py::arg("on_reuse"), py::arg("group_id"),
           "Like free_blocks, but the contents stay as long as those of cached blocks do.\n"
           "on_reuse(block_id, group_id) is called when they are given up: for another block, for\n"
           "moves, or as the prefix cache is reset.")
-      .def(
-          "evict_blocks",
-          [](SlicedBlockPool& p, const py::object& ids, int64_t group_id) {
-            p.evict_blocks(to_group(group_id), span_of(to_ids(ids)));
-          },
-          py::arg("block_ids"), py::arg("group_id"), "Drops the hashes of the blocks.")
-      .def("get_cached_block", &get_cached_block<SlicedBlockPool>, py::arg("block_hash"),
-           py::arg("group_ids"),
-           "One block per group, as int32 array, or None if a group has none.")
-      .def("get_cached_prefix", &get_cached_prefix<SlicedBlockPool>, py::arg("hashes"),
-           py::arg("group_id"),
-           "Blocks of the longest cached prefix of hashes, as int32 array. hashes: list of bytes,\n"
-           "or uint8 array of shape (n, bytes).")
+      .def("evict_blocks", with_blocks_first(&SlicedBlockPool::evict_blocks), py::arg("block_ids"),
+           py::arg("group_id"), "Drops the hashes of the blocks.")
       .def(
           "cache_full_blocks",
-          [](SlicedBlockPool& pool, const py::object& block_ids, const py::object& hashes,
-             int64_t block_size, int64_t group_id, int64_t first_block,
+          [](SlicedBlockPool& p, std::span<const BlockId> ids, const py::object& hashes,
+             int64_t block_size, PoolGroupId group, int64_t first_block,
              const std::optional<py::bytes>& parent_hash,
              const std::optional<std::vector<bool>>& mask) {
-            cache_full_blocks(pool, block_ids, hashes, block_size, first_block, group_id,
-                              parent_hash, mask);
+            cache_full_blocks(p, ids, hashes, block_size, first_block, group, parent_hash, mask);
           },
           py::arg("block_ids"), py::arg("hashes"), py::arg("block_size"), py::arg("group_id"),
           py::kw_only(), py::arg("first_block") = 0, py::arg("parent_hash") = py::none(),
@@ -340,28 +296,17 @@ every source and destination occurs once, and none is both. Those of two calls k
           "Makes full blocks in use reachable by their hashes, one per block.\n\n"
           "block_size: tokens. first_block: index of block_ids[0] within the request.\n"
           "parent_hash: hash of the block before. mask: one bool per block, False leaves it out.")
-      .def("cache_partial_block", &cache_partial_block<SlicedBlockPool>, py::arg("block_id"),
-           py::arg("block_hash"), py::arg("num_tokens"), py::kw_only(), py::arg("hash_block_size"),
-           py::arg("group_id"), py::arg("parent_hash") = py::none(),
-           py::arg("replace_existing") = false,
-           "Makes the boundary after num_tokens tokens of the prefix, inside a block in use,\n"
-           "reachable. False for the null block and for a boundary that a later one has replaced.")
       .def(
           "move_block_hashes",
-          [](SlicedBlockPool& p, BlockId src, BlockId dst, int64_t group_id) {
-            p.move_block_hashes(to_group(group_id), src, dst);
+          [](SlicedBlockPool& p, BlockId src, BlockId dst, PoolGroupId group) {
+            p.move_block_hashes(group, src, dst);
           },
           py::arg("src"), py::arg("dst"), py::arg("group_id"),
           "Re-points all hashes of src to dst, which must be in use and have none.")
-      .def("reset_prefix_cache", &SlicedBlockPool::reset_prefix_cache,
-           "Forgets everything cached; False, and nothing happens, while a block is in use.")
-      .def("take_events", &SlicedBlockPool::take_events, "Queued events, oldest first.")
       .def("ref_counts", &slice_ref_counts, py::arg("block_ids"), py::arg("group_id"),
            "Holders of each block, int32.")
       .def("block_hash", &slice_hash, py::arg("block_id"), py::arg("group_id"),
            "The hash of a block, or None.")
-      .def("check_invariants", &SlicedBlockPool::check_invariants,
-           "Raises BlockPoolError if the pool contradicts itself. O(slices).")
       .def("__repr__", &sliced_pool_repr)
       .def("__len__", &SlicedBlockPool::num_large_blocks);
 }

@@ -7,9 +7,11 @@
 
 #include "bindings/bindings.h"
 #include "bindings/native/field_conversion.h"
+#include "bindings/native/json_object.h"
 #include "bindings/native/planning_config.h"
 #include "bindings/native/spec_object.h"
 #include "bindings/native/unknown_fields.h"
+#include "json_request/read_fields.h"
 #include "kvplan/checked.h"
 #include "kvplan/page_demand.h"
 #include "planning/specs/spec_fields.h"
@@ -118,16 +120,9 @@ KVCacheSpec build(SpecKind kind, const py::args& args, const py::kwargs& kwargs)
   return spec;
 }
 
-/// All fields, or with `compact` those that are required or differ from their defaults.
-py::dict fields_of(const KVCacheSpec& spec, bool compact = false) {
-  KVCacheSpec defaults = default_spec(spec.kind);
-  if (defaults.head_size_v == -1) defaults.head_size_v = spec.head_size;
+py::dict fields_of(const KVCacheSpec& spec) {
   py::dict fields;
   for_each_field(spec.kind, [&](const auto& field) {
-    if (compact && field.use == FieldUse::kOptional &&
-        spec.*field.member == defaults.*field.member) {
-      return;
-    }
     fields[py::str(field.name)] = write_field(spec.*field.member, field.name);
   });
   return fields;
@@ -138,33 +133,6 @@ py::object rebuild(py::handle self, const py::kwargs& changes) {
   py::dict fields = fields_of(spec);
   for (const auto& item : changes) fields[item.first] = item.second;
   return py::type::handle_of(self)(**fields);
-}
-
-py::dict to_dict(const SpecObject& self) {
-  py::dict fields = fields_of(self.value, true);
-  py::dict out;
-  out["kind"] = std::string(class_name(self.value.kind));
-  for (const auto& item : fields) {
-    py::object value = py::reinterpret_borrow<py::object>(item.second);
-    const auto key = item.first.cast<std::string>();
-    if (key == "tokens_per_state" && !py::isinstance<py::int_>(value)) value = py::str(value);
-    if (key == "block_stride_alignment" && !py::isinstance<py::int_>(value)) {
-      value = py::dict(py::arg("multiple_of") = value.attr("base"));
-    }
-    if (key == "kv_quant_mode") value = py::int_(value);
-    if (key == "cache_role") value = value.attr("value");
-    if (key == "demand") value = value.attr("_asdict")();
-    if (key == "shapes" || key == "dtypes") {
-      py::list list;
-      for (py::handle v : value) {
-        const auto item_object = py::reinterpret_borrow<py::object>(v);
-        list.append(py::isinstance<py::tuple>(v) ? py::object(py::list(item_object)) : item_object);
-      }
-      value = list;
-    }
-    out[item.first] = value;
-  }
-  return out;
 }
 
 py::object from_dict(const py::dict& fields) {
@@ -382,7 +350,12 @@ void bind_base(py::module_& m) {
           },
           py::arg("kv_cache_specs"), "Whether all these layers need the same token slots as this.")
       .def("replace", &rebuild, "A copy with the given fields changed.")
-      .def("to_dict", &to_dict, "The class name as `kind`, and the fields that matter.")
+      .def(
+          "to_dict",
+          [](const SpecObject& self) {
+            return py::dict(json_object(json_request::write_spec(self.value)));
+          },
+          "The class name as `kind`, and the fields that matter.")
       .def(
           "_fields", [](const SpecObject& self) { return fields_of(self.value); },
           "All fields by name.")

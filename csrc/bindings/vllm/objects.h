@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/vllm/object_model.h"
+#include "bindings/native/object_model.h"
 
 namespace kvplan::bindings {
 

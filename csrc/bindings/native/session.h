@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/vllm/object_model.h"
+#include "bindings/native/object_model.h"
 #include "kvplan/plan.h"
 
 namespace kvplan::bindings {

@@ -1,4 +1,4 @@
-#include "bindings/vllm/class_guards.h"
+#include "bindings/native/class_guards.h"
 
 #include <string>
 

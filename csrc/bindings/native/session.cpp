@@ -1,4 +1,4 @@
-#include "bindings/vllm/session.h"
+#include "bindings/native/session.h"
 
 #include <algorithm>
 #include <string>
