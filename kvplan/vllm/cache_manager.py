@@ -191,6 +191,11 @@ class KVCacheManager(_core.VllmCacheManager, kv_cache_manager.KVCacheManager):
         for group, manager in enumerate(coordinator.single_type_managers):
             manager.req_to_blocks = _BlockTables(self, group)
 
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Drops the keys of the blocks. Mirrors KVCacheManager.evict_blocks (0.33)."""
+        self.block_pool.evict_blocks(block_ids)
+        self._blocks_were_evicted()
+
     def _reset_all(self) -> bool:
         done = self.block_pool.reset_prefix_cache()
         return done and (isinstance(self.block_pool, SlicedPool) or self._forget_prefix_cache())

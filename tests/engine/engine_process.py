@@ -22,7 +22,8 @@ def run(script, *arguments, **environment):
     The plugin stays out, so that vLLM is vLLM alone, unless `environment` says otherwise.
     """
     path = [str(PACKAGES), os.environ.get("PYTHONPATH", "")]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(path), "KVPLAN_DISABLE": "1", **environment}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path), "KVPLAN_DISABLE": "1"}
+    env |= ONE_THREAD | environment
     done = subprocess.run(
         [sys.executable, HERE / script, *arguments],
         env=env,

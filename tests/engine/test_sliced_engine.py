@@ -6,7 +6,7 @@ with slices once more where every block that no request holds is filled with a l
 """
 
 import pytest
-from engine_process import ONE_THREAD, run
+from engine_process import run
 from test_dropin_engine import plugin, start  # noqa: F401
 
 pytest.importorskip("vllm")
@@ -23,7 +23,7 @@ CASES = [
 # The runner walks sets of request names, so that names and their hashes order the rows of a batch,
 # and with them the last bits of a sum: two tokens nearly as likely may swap. So does the number of
 # threads that a sum is split over.
-FIXED_ORDER = {"PYTHONHASHSEED": "0", "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1", **ONE_THREAD}
+FIXED_ORDER = {"PYTHONHASHSEED": "0", "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}
 
 
 @pytest.mark.parametrize(("model", "vllm", "sliced", "slices", "gain"), CASES)
@@ -50,7 +50,7 @@ def test_same_tokens(model, vllm, sliced, slices, gain):
     assert len({tuple(t) for t in results["vllm False"]["tokens"]}) > 32
 
 
-QUICK = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **ONE_THREAD}
+QUICK = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 def test_engine_and_two_workers_in_processes_of_their_own(plugin):  # noqa: F811

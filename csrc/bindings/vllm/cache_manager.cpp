@@ -584,6 +584,9 @@ void remove_skipped_blocks(ManagerObject& self, Parts& parts, const Arguments<3>
   }
 }
 
+/// The pool's keys of blocks have gone, perhaps of blocks in use: no request is quiet any more.
+void blocks_were_evicted(ManagerObject&, Parts& parts) { parts.core.evict_blocks(0, {}); }
+
 bool forget_prefix_cache(ManagerObject&, Parts& parts) {
   const bool done = parts.core.reset_prefix_cache();
   parts.core.take_events();  // the pool has told Python of its reset itself
@@ -838,6 +841,7 @@ PyMethodDef methods[] = {
     method_without_arguments<take_boundary_states, "_take_boundary_states">(nullptr),
     method<finalize_partial_tails, "_finalize_partial_tails", 3, "request_id",
            "num_computed_tokens", "num_in_flight_tokens">(nullptr),
+    method_without_arguments<blocks_were_evicted, "_blocks_were_evicted">(nullptr),
     method_without_arguments<forget_prefix_cache, "_forget_prefix_cache">(nullptr),
     {nullptr, nullptr, 0, nullptr}};
 
