@@ -2,9 +2,10 @@
 // once a barrier is left out of a kernel, an atomic operation is none, or a store goes to the next
 // place.
 //
-// ptx_mutations_test [every n-th: 1]. What counts is a line of source in a kernel: it may have
-// become several instructions, and one of them must be found. Each try is a process of its own.
-// What no case reaches is counted; what is reached and not found is listed and makes the test fail.
+// ptx_mutations_test [every n-th: 1]. What counts is a line of source: it may have become
+// several instructions, in several kernels, and one of them must be found. Each try is a process of
+// its own. What no case reaches is counted; what is reached and not found is listed and makes the
+// test fail.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -102,13 +103,12 @@ bool is_noticed(const std::vector<Place>& places) {
 
 int main(int argc, char** argv) {
   const size_t every = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
-  std::map<std::tuple<std::string, ptx::Op, int, int>, std::vector<Place>> lines;
+  std::map<std::tuple<ptx::Op, int, int>, std::vector<Place>> lines;
   for (auto& [name, kernel] : ptx::program().kernels) {
     for (size_t at = 0; at < kernel.code.size(); ++at) {
       ptx::Instruction& i = kernel.code[at];
       if (!can_change(kernel, at)) continue;
-      lines[{i.op == ptx::Op::kBarrier ? "all kernels" : name, i.op, i.file, i.line}].push_back(
-          {&i, {}});
+      lines[{i.op, i.file, i.line}].push_back({&i, {}});
     }
   }
   for (const auto& run : block_ops_cases(kReplays, kSteps)) {
