@@ -72,7 +72,7 @@ KVPLAN_STEP inline int32_t num_bits(uint32_t x) {
 #if defined(__CUDA_ARCH__)
   return 32 - __clz(static_cast<int>(x));
 #else
-  return std::bit_width(x);
+  return static_cast<int32_t>(std::bit_width(x));
 #endif
 }
 
