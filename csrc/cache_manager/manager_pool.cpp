@@ -12,6 +12,7 @@ ManagerPool::ManagerPool(const CacheManagerOptions& options, std::shared_ptr<Blo
                          std::shared_ptr<SlicedBlockPool> sliced)
     : plain_(std::move(plain)), sliced_(std::move(sliced)) {
   std::vector<int64_t> slices;
+  slices.reserve(options.groups.size());
   for (const CacheGroup& group : options.groups) slices.push_back(group.slices);
   const bool cuts = std::any_of(slices.begin(), slices.end(), [](int64_t k) { return k != 1; });
   if (!plain_ && !sliced_ && cuts) {

@@ -44,6 +44,7 @@ for kind in static shared; do
   libdir=$(dirname "$(find "$prefix" -name 'libkvplan.*' | head -1)")
 
   # Whoever moves the tree must not notice.
+  rm -rf "$prefix-moved" # of the last time
   mv "$prefix" "$prefix-moved"
   prefix=$prefix-moved
   libdir=${libdir/$work\/$kind/$prefix}
