@@ -1255,6 +1255,8 @@ class CacheManager:
     def estimate_cached_tokens(self, request: int) -> int: ...
     def evict_blocks(self, block_ids: typing.Any, group: int | None = None) -> None:
         """Forgets what the blocks cache. With slices, ids need their group."""
+    def expire_retained(self, now: int) -> int:
+        """Lets go of what was kept until now or earlier; returns how many."""
     def finalize_partial_tails(
         self, request: int, num_computed_tokens: int, num_in_flight_tokens: int = 0
     ) -> list: ...
@@ -1300,6 +1302,7 @@ class CacheManager:
     ) -> None:
         """Counts a lookup."""
     def release_hold(self, request: int) -> None: ...
+    def release_retained(self, id: int) -> None: ...
     def remove_request(self, request: int) -> None:
         """Frees what the request holds, and forgets it."""
     def remove_skipped_blocks(
@@ -1308,6 +1311,24 @@ class CacheManager:
         """Frees what lies behind the windows of a request."""
     def reset_prefix_cache(self) -> bool:
         """Forgets everything cached; False, and nothing happens, while a block is in use."""
+    def retain_prefix(
+        self,
+        request: int,
+        max_tokens: int,
+        *,
+        priority: int = 0,
+        until: int | None = None,
+        pinned: bool = False,
+    ) -> int:
+        """
+        Keeps what find_prefix finds after its requests have gone. Returns an id, 0: nothing is cached.
+
+        Kept until release_retained(id), expire_retained(now) with now >= until, a reset of the prefix cache, or, unless pinned, an
+        allocation that fits only without it; the lowest priority goes first, of equal ones the oldest. Until then the blocks are in
+        use. Raises Unsupported with slices.
+        """
+    def retained_prefixes(self) -> list:
+        """A dict each of id, num_tokens, priority, until and pinned, in the order in which they make way."""
     def revert(self, request: int, num_computed_tokens: int) -> None:
         """Takes back what the request got and cached for later tokens: its last steps did not happen."""
     def schedule(

@@ -679,6 +679,7 @@ StepResult::Stop ManagerState::allocate(RequestHandle handle, const RequestToken
   };
   const int64_t computed = std::min(sizes.num_total(), layout.max_model_len);
   const int64_t headroom = a.apply_watermark ? layout.watermark_blocks : 0;
+  MakingWay retained_go(*this);
   Demand demand{
       .num_encoder_tokens = a.num_encoder_tokens,
       .num_local_computed_tokens = sizes.num_local,
@@ -689,7 +690,8 @@ StepResult::Stop ManagerState::allocate(RequestHandle handle, const RequestToken
     demand.num_tokens_main_model = demand.num_tokens;
     demand.total_computed_tokens = computed;
     demand.apply_admission_cap = true;
-    if (blocks_needed(request, demand, hit) + headroom > pool.num_free_blocks()) {
+    while (blocks_needed(request, demand, hit) + headroom > pool.num_free_blocks()) {
+      if (retained_go.next()) continue;
       make_way(handle);
       return Stop::kNoBlocks;
     }
@@ -707,13 +709,12 @@ StepResult::Stop ManagerState::allocate(RequestHandle handle, const RequestToken
   const bool adopts = (hit != nullptr && !hit->empty()) || sizes.num_external > 0;
   const std::optional<int64_t> appended =
       adopts ? std::nullopt : blocks_to_append(request, sizes.num_total(), sizes.num_slots);
-  int64_t needed = appended.value_or(0);
-  if (!appended) {
-    needed = blocks_needed(request, demand, hit);
-  } else if (!demands.empty()) {
-    needed = pool.num_needed(demands);
-  }
-  if (needed + headroom > pool.num_free_blocks() - a.reserved_blocks) {
+  const auto num_needed = [&] {
+    if (!appended) return blocks_needed(request, demand, hit);
+    return demands.empty() ? *appended : pool.num_needed(demands);
+  };
+  while (num_needed() + headroom > pool.num_free_blocks() - a.reserved_blocks) {
+    if (retained_go.next()) continue;
     make_way(handle);
     return Stop::kNoBlocks;
   }
@@ -723,10 +724,12 @@ StepResult::Stop ManagerState::allocate(RequestHandle handle, const RequestToken
   if (commits) check_states(request, num_cached);
   if (appended) {
     if (*appended > most_new_blocks) return Stop::kNoRoom;
+    retained_go.done();
     append_blocks(request, *appended, is_alone(handle));
-  } else if (!Grower(*this, handle, request, hit, sizes, a.skip_zeroing_groups)
-                  .run(most_new_blocks)) {
-    return Stop::kNoRoom;
+  } else {
+    Grower grower(*this, handle, request, hit, sizes, a.skip_zeroing_groups);
+    retained_go.done();
+    if (!grower.run(most_new_blocks)) return Stop::kNoRoom;
   }
   if (commits) commit(handle, request, num_cached);
   quiet_until[static_cast<size_t>(handle)] = next_need(request, processed, num_cached);

@@ -260,7 +260,7 @@ void CacheManager::record_prefix_cache_stats(int64_t num_tokens, int64_t num_hit
   }
   if (!state_->layout.enable_caching) return;
   state_->counters.num_queried_tokens.fetch_add(num_tokens, std::memory_order_relaxed);
-  state_->counters.num_hit_tokens.fetch_add(num_hits, std::memory_order_relaxed);
+  state_->counters.num_hit_tokens.fetch_add(num_hits, std::memory_order_release);
   PrefixCacheStats& stats = state_->stats;
   (preempted ? stats.preempted_requests : stats.requests) += 1;
   (preempted ? stats.preempted_queries : stats.queries) += num_tokens;
@@ -276,11 +276,13 @@ CacheManagerCounters CacheManager::counters() const noexcept {
   const auto get = [](const std::atomic<int64_t>& counter) {
     return counter.load(std::memory_order_relaxed);
   };
+  // Before the tokens asked for, so that no thread sees more hits than those.
+  const int64_t num_hits = c.num_hit_tokens.load(std::memory_order_acquire);
   return {.num_requests = get(c.num_requests),
           .num_free_blocks = get(c.num_free_blocks),
           .num_cached_hashes = get(c.num_cached_hashes),
           .num_queried_tokens = get(c.num_queried_tokens),
-          .num_hit_tokens = get(c.num_hit_tokens)};
+          .num_hit_tokens = num_hits};
 }
 
 // Allocation.
@@ -423,7 +425,11 @@ void CacheManager::evict_blocks(size_t group, std::span<const BlockId> blocks) {
 bool CacheManager::reset_prefix_cache() {
   ManagerState& s = *state_;
   const ManagerOperation check(s);
+  detail::MakingWay retained_go(s);
+  while (retained_go.next(/*even_pinned=*/true)) {
+  }
   if (!s.pool.reset_prefix_cache()) return false;
+  retained_go.done();
   s.stats.reset = true;
   std::fill(s.quiet_until.begin(), s.quiet_until.end(), 0);
   check.done(*this);
@@ -476,7 +482,10 @@ int64_t CacheManager::num_common_prefix_blocks(RequestHandle handle, size_t grou
       });
   size_t count = 0;
   const auto id = static_cast<PoolGroupId>(group);
-  while (count < blocks.size() && state_->pool.ref_count(id, blocks[count]) == num_running) ++count;
+  const auto num_requests_with = [&](BlockId block) {
+    return state_->pool.ref_count(id, block) - state_->num_retaining(group, block);
+  };
+  while (count < blocks.size() && num_requests_with(blocks[count]) == num_running) ++count;
   return static_cast<int64_t>(count);
 }
 

@@ -53,6 +53,11 @@ void CacheManager::check_invariants() const {
       hold(static_cast<size_t>(copy.group), copy.destination);
     }
   }
+  for (const detail::Retained& retained : s.retained) {
+    for (size_t g = 0; g < retained.blocks.size(); ++g) {
+      for (const BlockId block : retained.blocks[g]) hold(g, block);
+    }
+  }
   // Others may hold blocks besides: a pool can be shared, and the caller can hold blocks himself.
   for (size_t g = 0; g < holders.size(); ++g) {
     for (const auto& [block, count] : holders[g]) {

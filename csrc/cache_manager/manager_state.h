@@ -61,6 +61,12 @@ struct Request {
   std::vector<std::vector<BlockId>> held;  // by group: what `hold_prefix` found
 };
 
+/// Blocks of a prefix, by group, held apart from any request.
+struct Retained {
+  RetainedPrefix prefix;
+  std::vector<std::vector<BlockId>> blocks;
+};
+
 struct NewBlocks {
   std::vector<BlockId> ids;    // group after group
   std::vector<size_t> begins;  // by group, and the end
@@ -130,6 +136,8 @@ struct ManagerState : OperationState {
   /// With slices, the request that nobody may join, and whether it has not been freed since.
   std::optional<RequestHandle> alone;
   bool alone_starts_again = false;
+  std::vector<Retained> retained;  // in the order in which they make way
+  int64_t num_retained_ever = 0;
   PrefixCacheStats stats;
   SharedCounters counters;
 
@@ -222,6 +230,11 @@ struct ManagerState : OperationState {
 
   // hold.cpp
   void release_hold(Request& request);
+  /// Holds what was found but the null block, which goes.
+  void hold(std::vector<std::vector<BlockId>>& found);
+  void release(const std::vector<std::vector<BlockId>>& held);
+  /// Of the block, holders that are retained prefixes.
+  int32_t num_retaining(size_t group, BlockId block) const;
 
   // fork.cpp, revert.cpp
   /// Throws `Unsupported` with a group whose states move while it runs.
@@ -258,5 +271,22 @@ class ManagerOperation : public OperationCheck {
 /// Throws `InvalidArgument` for a number of tokens or blocks that nothing has.
 void check_count(const char* call, const char* name, int64_t value);
 void check_tokens(const char* call, const RequestTokens& tokens);
+
+/// Lets retained prefixes go, one after another, and holds them again if that was not enough.
+class MakingWay {
+ public:
+  explicit MakingWay(ManagerState& state) : state_(state) {}
+  MakingWay(const MakingWay&) = delete;
+  MakingWay& operator=(const MakingWay&) = delete;
+  ~MakingWay();
+
+  /// Whether there was one to let go.
+  bool next(bool even_pinned = false);
+  void done();
+
+ private:
+  ManagerState& state_;
+  size_t num_gone_ = 0;
+};
 
 }  // namespace kvplan::detail

@@ -8,8 +8,10 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -377,6 +379,152 @@ TEST_F(FullAndWindow, HeldPrefixSurvivesOthers) {
   manager.hold_prefix(second, 99, hit);
   manager.remove_request(second);
   EXPECT_EQ(manager.pool().num_free_blocks(), 99);
+}
+
+TEST_F(FullAndWindow, RetainedPrefixesMakeWayInTheirOrder) {
+  const auto keep = [&](uint32_t seed, const Retention& retention) {
+    const RequestHandle request = admit(100, seed);
+    const int64_t id = manager.retain_prefix(request, 99, retention);
+    manager.remove_request(request);
+    return id;
+  };
+  const auto ids = [&] {
+    std::vector<int64_t> all;
+    for (const RetainedPrefix& prefix : manager.retained_prefixes()) all.push_back(prefix.id);
+    return all;
+  };
+  const int64_t high = keep(1, {.priority = 5});
+  const int64_t pinned = keep(2, {.priority = -1, .pinned = true});
+  const int64_t low = keep(3, {.until = 20});
+  const int64_t low_too = keep(4, {.until = 10});
+  EXPECT_EQ(ids(), (std::vector<int64_t>{low, low_too, high, pinned}));
+  EXPECT_EQ(manager.retained_prefixes()[0].num_tokens, 96);
+  // Six blocks of the first group and a window of two each.
+  EXPECT_EQ(manager.pool().num_free_blocks(), 99 - 4 * 8);
+  const RequestHandle other = manager.add_request();
+  EXPECT_EQ(manager.retain_prefix(other, 99, {}), 0) << "nothing is cached of it";
+  EXPECT_FALSE(manager.allocate(other, prompt(800), fresh(800)));
+  EXPECT_EQ(ids().size(), 4) << "it would not fit without them either";
+  EXPECT_EQ(manager.pool().num_free_blocks(), 99 - 4 * 8);
+  ASSERT_TRUE(manager.allocate(other, prompt(36 * 16), fresh(36 * 16)));
+  EXPECT_EQ(ids(), (std::vector<int64_t>{low_too, high, pinned})) << "72 blocks, 67 were free";
+  manager.free(other);
+  EXPECT_EQ(manager.expire_retained(9), 0);
+  EXPECT_EQ(manager.expire_retained(10), 1);
+  EXPECT_THROW(manager.release_retained(low), InvalidArgument);
+  EXPECT_THROW(manager.retain_prefix(other, -1, {}), InvalidArgument);
+  manager.release_retained(high);
+  // A block of a retained prefix is common to all requests as before.
+  const RequestHandle again = admit(100, 2);
+  EXPECT_EQ(manager.num_common_prefix_blocks(again, 0), 7);
+  EXPECT_FALSE(manager.reset_prefix_cache()) << "a request has blocks";
+  EXPECT_EQ(ids(), (std::vector<int64_t>{pinned}));
+  manager.free(again);
+  EXPECT_FALSE(manager.allocate(other, prompt(48 * 16), fresh(48 * 16))) << "96 of 99, 8 pinned";
+  EXPECT_TRUE(manager.reset_prefix_cache());
+  EXPECT_TRUE(ids().empty());
+  EXPECT_EQ(manager.pool().num_free_blocks(), 99);
+}
+
+/// Prefixes that share their beginnings, against sets of blocks.
+TEST(CacheManager, RetainedPrefixesAgainstAModel) {
+  struct Kept {
+    int64_t id = 0;
+    Retention retention;
+    std::vector<BlockId> blocks;
+  };
+  constexpr int64_t kNumBlocks = 60;
+  CacheManagerOptions small = options({group(CacheKind::kFullAttention, 16)});
+  small.num_blocks = kNumBlocks;
+  CacheManager manager(small);
+  std::mt19937 random(7);
+  const auto draw = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
+  std::vector<Kept> kept;  // in their order
+  std::vector<RequestHandle> running;
+  const auto num_free = [&](size_t first_kept) {
+    std::set<BlockId> used{kNullBlock};
+    for (size_t i = first_kept; i < kept.size(); ++i) {
+      used.insert(kept[i].blocks.begin(), kept[i].blocks.end());
+    }
+    for (const RequestHandle request : running) {
+      const std::vector<BlockId> blocks = table(manager, request, 0);
+      used.insert(blocks.begin(), blocks.end());
+    }
+    return kNumBlocks - static_cast<int64_t>(used.size());
+  };
+  int num_made_way = 0;
+  int num_refused = 0;
+  for (int step = 0; step < 4000; ++step) {
+    const int64_t what = draw(10);
+    if (what < 4) {
+      const RequestHandle request = manager.add_request();
+      const int64_t num_blocks = 1 + draw(20);
+      manager.append_hashes(request, hashes(num_blocks, static_cast<uint32_t>(draw(4))));
+      PrefixHit hit;
+      manager.find_prefix(request, num_blocks * 16 - 1, hit);
+      // What it takes over is not free, whether or not somebody keeps it.
+      size_t num_gone = 0;
+      const auto fits = [&] {
+        std::set<BlockId> missing(hit.blocks[0].begin(), hit.blocks[0].end());
+        for (size_t i = num_gone; i < kept.size(); ++i) {
+          for (const BlockId block : kept[i].blocks) missing.erase(block);
+        }
+        for (const RequestHandle other : running) {
+          for (const BlockId block : table(manager, other, 0)) missing.erase(block);
+        }
+        const auto num_new = num_blocks - static_cast<int64_t>(hit.blocks[0].size());
+        return num_new + static_cast<int64_t>(missing.size()) <= num_free(num_gone);
+      };
+      while (!fits() && num_gone < kept.size() && !kept[num_gone].retention.pinned) ++num_gone;
+      const bool expected = fits();
+      const std::vector<BlockId> free_before = manager.pool().free_block_ids();
+      Allocation allocation = fresh(num_blocks * 16 - hit.num_tokens);
+      allocation.num_new_computed_tokens = hit.num_tokens;
+      ASSERT_EQ(manager.allocate(request, prompt(num_blocks * 16), allocation, &hit), expected);
+      if (expected) {
+        kept.erase(kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(num_gone));
+        num_made_way += static_cast<int>(num_gone);
+        running.push_back(request);
+      } else {
+        ASSERT_EQ(manager.pool().free_block_ids(), free_before);
+        manager.remove_request(request);
+        ++num_refused;
+      }
+    } else if (what < 6 && !running.empty()) {
+      const RequestHandle request = running[static_cast<size_t>(draw(std::ssize(running)))];
+      const Retention retention{
+          .priority = draw(3), .until = step + draw(200), .pinned = draw(12) == 0};
+      const std::vector<BlockId> blocks = table(manager, request, 0);
+      const auto max_blocks = draw(std::ssize(blocks) + 1);
+      const int64_t id = manager.retain_prefix(request, max_blocks * 16, retention);
+      if (max_blocks == 0) {
+        ASSERT_EQ(id, 0);
+        continue;
+      }
+      // Of two blocks cached under one hash, the older one is found.
+      PrefixHit hit;
+      manager.find_prefix(request, max_blocks * 16, hit);
+      kept.push_back({id, retention, hit.blocks[0]});
+      std::stable_sort(kept.begin(), kept.end(), [](const Kept& a, const Kept& b) {
+        return std::tuple(a.retention.pinned, a.retention.priority) <
+               std::tuple(b.retention.pinned, b.retention.priority);
+      });
+    } else if (what < 9 && !running.empty()) {
+      const auto at = running.begin() + draw(std::ssize(running));
+      manager.remove_request(*at);
+      running.erase(at);
+    } else {
+      const size_t gone =
+          std::erase_if(kept, [&](const Kept& k) { return *k.retention.until <= step; });
+      ASSERT_EQ(manager.expire_retained(step), gone);
+    }
+    const std::vector<RetainedPrefix> found = manager.retained_prefixes();
+    ASSERT_EQ(found.size(), kept.size());
+    for (size_t i = 0; i < kept.size(); ++i) ASSERT_EQ(found[i].id, kept[i].id) << step;
+    ASSERT_EQ(manager.pool().num_free_blocks(), num_free(0)) << step;
+  }
+  EXPECT_GT(num_made_way, 100);
+  EXPECT_GT(num_refused, 20);
 }
 
 TEST_F(FullAndWindow, TheEndOfAPrefixIsEvictedFirst) {

@@ -110,6 +110,7 @@ CALLS = {
     "find_prefix_for_connector": {"max_tokens": 99},
     "hold_prefix": {"max_tokens": 99},
     "release_hold": {},
+    "retain_prefix": {"max_tokens": 99},
     "truncate_hashes": {"count": 6},
     "num_hashes": {},
     "allocate": {
@@ -439,6 +440,16 @@ def test_held_prefixes_forks_and_reverted_steps(manager):
     assert manager.pool.num_free_blocks == 99 - 8
     manager.release_hold(request)
     assert manager.pool.num_free_blocks == 99
+    kept = manager.retain_prefix(request, 99, priority=2, until=7)
+    manager.truncate_hashes(request, 0)
+    assert manager.retain_prefix(request, 99) == 0
+    assert manager.retained_prefixes() == [
+        {"id": kept, "num_tokens": 96, "priority": 2, "until": 7, "pinned": False}
+    ]
+    assert manager.pool.num_free_blocks == 99 - 8
+    assert (manager.expire_retained(6), manager.expire_retained(7)) == (0, 1)
+    with pytest.raises(ValueError, match=f"release_retained: no prefix is retained as {kept}"):
+        manager.release_retained(kept)
     everything = manager.pool.get_new_blocks(manager.pool.num_free_blocks)
     manager.pool.free_blocks(everything)
     request, _, _ = admit(manager, 100)

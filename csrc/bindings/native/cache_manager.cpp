@@ -305,6 +305,18 @@ std::string manager_repr(const CacheManager& manager) {
       .str();
 }
 
+py::list retained_prefixes(const CacheManager& manager) {
+  using namespace py::literals;
+  py::list prefixes;
+  for (const RetainedPrefix& prefix : manager.retained_prefixes()) {
+    const Retention& retention = prefix.retention;
+    prefixes.append(py::dict("id"_a = prefix.id, "num_tokens"_a = prefix.num_tokens,
+                             "priority"_a = retention.priority, "until"_a = retention.until,
+                             "pinned"_a = retention.pinned));
+  }
+  return prefixes;
+}
+
 void bind_lookup(py::class_<CacheManager>& manager) {
   manager
       .def(
@@ -341,6 +353,29 @@ void bind_lookup(py::class_<CacheManager>& manager) {
           "release_hold",
           [](CacheManager& m, Int<"request"> request) { m.release_hold(handle(request)); },
           py::arg("request"))
+      .def(
+          "retain_prefix",
+          [](CacheManager& m, Int<"request"> request, Int<"max_tokens"> max_tokens,
+             Int<"priority"> priority, std::optional<Int<"until">> until, bool pinned) {
+            return m.retain_prefix(handle(request), max_tokens,
+                                   {.priority = priority, .until = until, .pinned = pinned});
+          },
+          py::arg("request"), py::arg("max_tokens"), py::kw_only(), py::arg("priority") = 0,
+          py::arg("until") = py::none(), py::arg("pinned") = false,
+          R"(Keeps what find_prefix finds after its requests have gone. Returns an id, 0: nothing is cached.
+
+Kept until release_retained(id), expire_retained(now) with now >= until, a reset of the prefix cache, or, unless pinned, an
+allocation that fits only without it; the lowest priority goes first, of equal ones the oldest. Until then the blocks are in
+use. Raises Unsupported with slices.)")
+      .def(
+          "release_retained", [](CacheManager& m, Int<"id"> id) { m.release_retained(id); },
+          py::arg("id"))
+      .def(
+          "expire_retained", [](CacheManager& m, Int<"now"> now) { return m.expire_retained(now); },
+          py::arg("now"), "Lets go of what was kept until now or earlier; returns how many.")
+      .def("retained_prefixes", &retained_prefixes,
+           "A dict each of id, num_tokens, priority, until and pinned, in the order in which they "
+           "make way.")
       .def(
           "truncate_prefix",
           [](const CacheManager& m, PrefixHit& hit, Int<"num_tokens"> num_tokens) {

@@ -218,6 +218,20 @@ struct StepResult {
   Stop stop = Stop::kDone;
 };
 
+/// How long a prefix stays when others lack blocks.
+struct Retention {
+  int64_t priority = 0;          ///< the lowest goes first, of equal ones the oldest
+  std::optional<int64_t> until;  ///< when `expire_retained` lets it go, by the caller's clock
+  bool pinned = false;           ///< it makes way for nobody
+};
+
+/// What `retain_prefix` keeps.
+struct RetainedPrefix {
+  int64_t id = 0;
+  int64_t num_tokens = 0;
+  Retention retention;
+};
+
 /// The block ids of one request and group: element i holds the tokens of the request's block i.
 class BlockTableView {
  public:
@@ -325,6 +339,17 @@ class KVPLAN_API CacheManager {
   /// call replaces it. The hit must be the request's first.
   void hold_prefix(RequestHandle request, int64_t max_tokens, PrefixHit& hit);
   void release_hold(RequestHandle request);
+  /// Keeps what `find_prefix` finds after its requests have gone, for prefixes that come back:
+  /// until `release_retained`, `expire_retained` or a reset of the prefix cache, and, if it is not
+  /// pinned, until an `allocate` or a step fits only without it. Until then the blocks are in use:
+  /// `num_free_blocks` and `usage` count them so. Returns an id, 0 where nothing is cached. Throws
+  /// `Unsupported` with slices.
+  int64_t retain_prefix(RequestHandle request, int64_t max_tokens, const Retention& retention);
+  void release_retained(int64_t id);
+  /// Lets go of what was kept until `now` or earlier; returns how many prefixes.
+  size_t expire_retained(int64_t now);
+  /// In the order in which they make way.
+  std::vector<RetainedPrefix> retained_prefixes() const;
   /// Shortens a hit to `num_tokens`, a multiple of every block.
   void truncate_prefix(PrefixHit& hit, int64_t num_tokens) const;
   /// Stored events for the blocks of a hit, which are stored already.
@@ -399,7 +424,8 @@ class KVPLAN_API CacheManager {
   /// Throws `Unsupported` with slices, where an id needs its group.
   void evict_blocks(std::span<const BlockId> blocks);
   void evict_blocks(size_t group, std::span<const BlockId> blocks);
-  /// Forgets everything cached. False, and nothing happens, while a block is in use.
+  /// Forgets everything cached, what is retained, too. False, and nothing happens, while a block is
+  /// in use by others.
   bool reset_prefix_cache();
 
   // State of a request.
