@@ -259,7 +259,8 @@ fn refuses_bad_calls_and_tells_events() {
         .allocate(request, &now, &allocation(32), None)
         .unwrap());
     assert_eq!(manager.new_blocks(0).unwrap(), [1, 2]);
-    assert!(manager.new_blocks(1).unwrap().is_empty());
+    let error = manager.new_blocks(1).unwrap_err();
+    assert!(error.to_string().contains("no group 1 of 1"));
     let events = manager.take_events().unwrap();
     assert_eq!(events.len(), 1);
     assert_eq!(events[0].hashes[1], [7; 32]);
