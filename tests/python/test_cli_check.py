@@ -98,7 +98,15 @@ def test_bad_references(plan_file):
     def wrong_spec(placement):
         placement["specs"][0]["block_size"] = -1
 
+    def two_names(placement):
+        placement["workers"][0]["layers"] *= 2
+
+    def two_block_sizes(placement):
+        placement["workers"][0]["groups"][0]["block_size"] = 32
+
     for damage, words in (
+        (two_names, "more than once"),
+        (two_block_sizes, "groups[0].block_size: 32 tokens, where its spec has 16"),
         (no_spec, "no spec 99"),
         (no_worker, "no worker before"),
         (wrong_spec, "$.placement.specs[0]"),

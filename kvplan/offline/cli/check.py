@@ -5,6 +5,7 @@ The file is a plan's JSON, of which the placement is read; docs/cli.md has the f
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -147,6 +148,9 @@ def _configs(placement: Placement, source: str) -> tuple[list[Any], list[dict[st
         tensors: list[Any] = [*worker.tensors]
         configs.append(native.KVCacheConfig(worker.num_blocks, tensors, groups))
         layers.append(dict.fromkeys(worker.layers))
+        if len(layers[-1]) < len(worker.layers):
+            twice = Counter(worker.layers).most_common(1)[0][0]
+            raise BadInput(f"{where}.layers: the layer {twice!r} is there more than once")
     return configs, layers
 
 
@@ -168,6 +172,10 @@ def _group(group: Group, specs: list[Any], where: str) -> native.KVCacheGroupSpe
         )
     except (ValueError, AssertionError) as error:
         raise BadInput(f"{where}: {error}") from None
+    if group.block_size != spec.block_size:
+        raise BadInput(
+            f"{where}.block_size: {group.block_size} tokens, where its spec has {spec.block_size}"
+        )
     return native.KVCacheGroupSpec(
         group.layer_names, spec, is_eagle_group=group.is_eagle_group, slices=group.slices
     )
