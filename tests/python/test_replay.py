@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import random
+import re
 
 import numpy as np
 import pytest
@@ -183,7 +184,11 @@ def test_a_step_time_is_fitted_to_a_log(tmp_path):
     flat = StepTime(base=12e-3, token=40e-6, context=0)
     path.write_text("".join(throughput_line(flat, n, 0, 1000 * n, capacity) for n in range(1, 9)))
     assert parse_step_time(str(path)).parts["context"] == 0
-    path.write_text(lines[0] + lines[1])
+    # A number beyond a float's range is none.
+    broken = re.sub(
+        r"generation throughput: [\d.]+", "generation throughput: " + 400 * "9", lines[2]
+    )
+    path.write_text(lines[0] + lines[1] + 9 * broken)
     with pytest.raises(ValueError, match="has 1 lines of throughput"):
         parse_step_time(str(path))
 

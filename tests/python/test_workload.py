@@ -11,7 +11,7 @@ from kvplan.offline import models
 from kvplan.offline.cli.question import ModelQuestion
 from kvplan.offline.cli.workload import EQUAL, PlanSearch, Throughput
 from kvplan.offline.replay.generate import generate
-from kvplan.offline.replay.limits import Limits, highest_rate
+from kvplan.offline.replay.limits import MOST_RATE, Limits, highest_rate
 from kvplan.offline.replay.run import Policy
 from kvplan.offline.replay.run import run as run_replay
 from kvplan.offline.replay.step_time import StepTime
@@ -71,6 +71,15 @@ def test_the_highest_rate_is_found_to_a_percent():
         found = highest_rate(lambda rate, limit=limit: rate <= limit, 1.0)
         assert limit / 1.02 < found <= limit
     assert highest_rate(lambda _: False, 1.0) == 0.0
+    assert highest_rate(lambda _: True, 3.0) == MOST_RATE
+
+
+def test_limits_that_no_rate_breaks_choose_no_plan():
+    args = ("plan", "gemma-3-4b", "--memory", "4GiB", "--max-model-len", "32K")
+    args = (*args, "--workload", "chat:requests=5", "--max-token-time", "10")
+    shown = run(*args).stdout
+    assert "vLLM's own plan: nothing is better" in shown
+    assert "No rate up to 16,384 breaks these limits" in shown
 
 
 def test_a_replay_that_is_late_ends():

@@ -21,7 +21,7 @@ from kvplan.offline.cli.question import ModelQuestion, PlannerInput, Question
 from kvplan.offline.cli.replay import load_of, policy_of, replayable
 from kvplan.offline.cli.terminal import Column, FittingTable
 from kvplan.offline.replay.generate import LOADS, generate
-from kvplan.offline.replay.limits import PRECISION, Limits, highest_rate
+from kvplan.offline.replay.limits import MOST_RATE, PRECISION, Limits, highest_rate
 from kvplan.offline.replay.run import Policy, Report, quantiles, run
 
 if TYPE_CHECKING:
@@ -149,7 +149,8 @@ class SustainedRate:
             return self.limits.kept(reports[rate])
 
         above = best * PRECISION
-        if best and not keeps(above):
+        # Above the most that is tried no plan is better than another.
+        if best and (not keeps(above) or best >= MOST_RATE):
             return 0.0, reports[above]
         found = highest_rate(keeps, above or self.start)
         return found, reports.get(found) or next(iter(reports.values()))
@@ -496,6 +497,10 @@ def render_choice(console: Console, choice: Choice) -> None:
     lines = [f"Chosen: {chosen}. Step time: {choice.policy.step_time.words}."]
     if choice.limits is not None:
         lines.append(f"The highest rate that serves {choice.limits.words}.")
+        if best >= MOST_RATE:
+            lines.append(
+                f"No rate up to {MOST_RATE:,.0f} breaks these limits, so they choose none."
+            )
     if choice.others:
         elsewhere = ", ".join(f"{name} {a / b:.2f}x" for name, (a, b) in choice.others.items() if b)
         lines.append(f"Throughput on loads it was not chosen for, against vLLM's: {elsewhere}.")

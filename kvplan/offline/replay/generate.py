@@ -88,6 +88,8 @@ LOADS: dict[str, Callable[[random.Random, _Texts, float], Iterator[_Request]]] =
 
 #: Seconds after which as many sessions end as begin, nearly.
 _WARM_UP = 300.0
+#: Most requests before it, in multiples of the load's: rates without end are tried, too.
+_MOST_WARM_UP = 100
 
 
 def generate(
@@ -110,7 +112,8 @@ def generate(
     time = 0.0
     sessions: list[list[_Request]] = []
     count = 0
-    before = int(rate * _WARM_UP) if steady else 0
+    warm_up = min(_WARM_UP, _MOST_WARM_UP * requests / rate)
+    before = int(rate * warm_up) if steady else 0
     while count < requests + before:
         sessions.append(list(session(rng, texts, 0.0)))
         count += len(sessions[-1])
@@ -121,8 +124,8 @@ def generate(
         found += [one._replace(arrival=one.arrival + time) for one in asked]
     found.sort(key=lambda one: one.arrival)
     if steady:
-        del found[: bisect_left(found, _WARM_UP, key=lambda one: one.arrival)]
-        del found[bisect_left(found, _WARM_UP + requests / rate, key=lambda one: one.arrival) :]
+        del found[: bisect_left(found, warm_up, key=lambda one: one.arrival)]
+        del found[bisect_left(found, warm_up + requests / rate, key=lambda one: one.arrival) :]
     builder = TraceBuilder(f"{name} ({requests:,} requests, {rate:g} a second, seed {seed})")
     for one in found[:requests]:
         builder.add(one.arrival, one.parts, one.output_tokens, output_text=one.output_text)

@@ -15,7 +15,7 @@ import numpy as np
 
 from kvplan.offline.replay.run import Report
 
-__all__ = ["Limits", "highest_rate"]
+__all__ = ["MOST_RATE", "Limits", "highest_rate"]
 
 #: A rate is found to this factor.
 PRECISION = 1.01
@@ -77,14 +77,14 @@ def highest_rate(keeps: Callable[[float], bool], start: float) -> float:
         start: Where to begin.
 
     Returns:
-        Requests a second; 0 where none does.
+        Requests a second; 0 where none does, `MOST_RATE` where all do.
     """
     low = high = start
     if keeps(start):
         while keeps(high := low * 2):
             low = high
             if low >= MOST_RATE:
-                return low
+                return MOST_RATE
     else:
         while not keeps(low := high / 2):
             high = low

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,9 @@ def fitted_parts(path: Path, sequence: float) -> tuple[dict[str, float], str]:
                 capacity = int(size[1].replace(",", ""))
             if (found := _THROUGHPUT.search(line)) is None:
                 continue
-            prompt, generated, running, usage = map(float, found.groups())
-            if generated > 0 and running > 0:
+            numbers = [float(number) for number in found.groups()]
+            prompt, generated, running, usage = numbers
+            if generated > 0 and running > 0 and all(map(math.isfinite, numbers)):
                 seconds = running / generated
                 tokens = running + prompt * seconds
                 rows.append((tokens, usage / 100 * capacity, seconds - sequence * running))
