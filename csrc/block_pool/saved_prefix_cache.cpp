@@ -42,7 +42,7 @@ void restore_prefix_cache(BlockPool& pool, std::span<const SavedHash> saved) {
                             std::to_string(kMaxBlockHashBytes) + " bytes, not " +
                             std::to_string(entry.hash.size()));
     }
-    if (entry.num_tokens.value_or(1) < 1) {
+    if (const int64_t n = entry.num_tokens.value_or(1); n < 1 || n > INT32_MAX) {
       throw InvalidArgument("restore_prefix_cache: a prefix of " +
                             std::to_string(*entry.num_tokens) + " tokens");
     }

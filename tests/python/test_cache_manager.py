@@ -409,9 +409,9 @@ def test_the_prefix_cache_survives_a_restart(manager):
         kvplan.CacheGroup("sliding_window", 16, window=32),
     ]
     other = kvplan.CacheManager(groups, num_blocks=100, max_model_len=1000)
-    for bad in ([(100, 0, 16, bytes(32))], [(-1, 0, 16, bytes(32))], [(2**70, 0, 16, bytes(32))]):
+    for block, tokens in ((100, 16), (-1, 16), (2**70, 16), (99, 0), (99, 2**31)):
         with pytest.raises(ValueError):
-            other.pool.restore_prefix_cache(bad)
+            other.pool.restore_prefix_cache([*saved, (block, 0, tokens, bytes(32))])
         assert other.pool.num_cached_hashes == 0
     other.pool.restore_prefix_cache(saved)
     assert other.pool.save_prefix_cache() == saved
