@@ -1,6 +1,8 @@
 """``kvplan check``: right plans pass, and every kind of damage is found."""
 
 import json
+import os
+import threading
 
 import pytest
 from built_in_kinds import KINDS
@@ -128,3 +130,13 @@ def test_not_a_plan(tmp_path, text):
 
 def test_absent_file():
     assert run("check", "absent.json").exit_code == BAD_INPUT
+
+
+def test_a_pipe(plan_file, tmp_path):
+    path, pipe = plan_file(*GEMMA), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(path.read_bytes()))
+    writer.start()
+    result = run("check", pipe)
+    writer.join()
+    assert result.exit_code == FITS, result.stderr

@@ -23,7 +23,12 @@ KINDS = {
 
 
 def file_kind(path: Path) -> str | None:
-    """One of `KINDS`, or None for a file that is none of these or cannot be read."""
+    """One of `KINDS`, or None for a file that is none of these or cannot be read.
+
+    A pipe is none of them: what is read here would be gone for its reader.
+    """
+    if not path.is_file():
+        return None
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)
