@@ -61,13 +61,13 @@ class type_caster<std::span<const kvplan::BlockId>> {
  public:
   PYBIND11_TYPE_CASTER(std::span<const kvplan::BlockId>, const_name("object"));
   bool load(handle source, bool) {
-    array_ = kvplan::bindings::to_ids(source);
-    value = kvplan::bindings::span_of(array_);
+    array_.emplace(kvplan::bindings::to_ids(source));
+    value = kvplan::bindings::span_of(*array_);
     return true;
   }
 
  private:
-  kvplan::bindings::IdArray array_;
+  std::optional<kvplan::bindings::IdArray> array_;  // numpy makes an empty one otherwise
 };
 
 template <>
