@@ -11,10 +11,10 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
-#include "bindings/native/cache_options.h"
 #include "bindings/vllm/block.h"
 #include "bindings/vllm/cache_blocks.h"
 #include "bindings/vllm/fast_call.h"
@@ -699,8 +699,23 @@ CacheManagerOptions read_options(PyObject* in) {
     PyObject* value = PyDict_GetItemString(in, name);
     if (is_given(value)) read_argument(value, option);
   };
-  std::apply([&](const auto&... option) { (read(option.name, options.*option.member), ...); },
-             kCacheOptions);
+  read("num_blocks", options.num_blocks);
+  read("max_model_len", options.max_model_len);
+  read("scheduler_block_size", options.scheduler_block_size);
+  read("hash_block_size", options.hash_block_size);
+  read("max_in_flight_tokens", options.max_in_flight_tokens);
+  read("enable_caching", options.enable_caching);
+  read("use_eagle", options.use_eagle);
+  read("num_hash_lookahead_tokens", options.num_hash_lookahead_tokens);
+  read("num_prefill_lookahead", options.num_prefill_lookahead);
+  read("enable_events", options.enable_events);
+  read("dcp_world_size", options.dcp_world_size);
+  read("pcp_world_size", options.pcp_world_size);
+  read("watermark", options.watermark);
+  read("enable_mamba_shared_prefix_checkpoint", options.enable_mamba_shared_prefix_checkpoint);
+  read("retention_interval", options.retention_interval);
+  read("needs_zeroing", options.needs_zeroing);
+  read("hash_bytes", options.hash_bytes);
   read("enable_kv_cache_events", options.enable_events);
   return options;
 }
